@@ -1,0 +1,242 @@
+"""Settings: frozen sections nested by owner, each field with a default that is right and its reason.
+
+A class of the engine gets its own section, never the whole. ``EngineConfig.from_options`` takes the flat
+spelling that the command line and ``LLM(...)`` use (every field name is unique over all sections);
+``EngineConfig.load`` reads the nested YAML form. Both refuse unknown keys and name the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.errors import ConfigError
+
+
+def knob(default: Any, doc: str) -> Any:
+    """A dataclass field with its one-line documentation, which the command line shows as help."""
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which weights, in which form."""
+
+    model: str = knob("smollm2", "Hugging Face folder or id, .gguf file, or packaged model name")
+    tokenizer: str | None = knob(None, "tokenizer folder or .gguf, when not the model's own")
+    revision: str | None = knob(None, "branch, tag or commit of a hub model")
+    served_model_name: str | None = knob(None, "name that the API shows; the model's short name by default")
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = knob(
+        "auto", "where weights come from; dummy makes random ones from config.json alone"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
+        "auto", "compute type; auto takes the checkpoint's, or the fastest exact one on this CPU"
+    )
+    max_model_len: int | None = knob(None, "longest prompt plus answer in tokens; the model's own by default")
+    skip_tokenizer_init: bool = knob(False, "no tokenizer: prompts and answers are token ids only")
+    seed: int = knob(0, "seed of dummy weights and of requests that bring none")
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """How KV memory is cut and shared."""
+
+    block_size: int = knob(16, "tokens in one KV block; a power of two")
+    kv_cache_bytes: int | None = knob(None, "bytes for KV blocks; sized from free memory by default")
+    num_kv_blocks: int | None = knob(None, "number of KV blocks; overrides kv_cache_bytes")
+    gpu_memory_utilization: float = knob(0.9, "share of the GPU's memory the whole engine may use")
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
+        "auto", "type of cached keys and values; auto is the compute type"
+    )
+    enable_prefix_caching: bool = knob(True, "reuse the KV of prompts that start alike")
+    min_copy_tokens: int = knob(4, "a match ending inside a block is copied from this many tokens, else recomputed")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """What runs in a step, and who waits."""
+
+    max_num_seqs: int = knob(256, "requests running at once at most")
+    max_num_batched_tokens: int = knob(2048, "tokens computed in one step at most")
+    max_stall_ms: float = knob(250.0, "a running stream waits no longer than this for a prompt chunk")
+    batching: Literal["continuous", "prefill-first", "static"] = knob(
+        "continuous", "prefill-first and static exist for measuring against"
+    )
+    policy: Literal["fcfs", "priority"] = knob("fcfs", "order of waiting requests; priority preempts")
+    enable_chunked_prefill: bool = knob(True, "cut prompts over several steps")
+    max_prefill_chunk: int | None = knob(None, "tokens of one prompt in one step at most; the budget by default")
+    max_steps_outstanding: int = knob(2, "steps in flight (D): 1 no overlap, 2 overlap, more for pipelines")
+    max_waiting_requests: int = knob(4096, "waiting requests; more are refused with a CapacityError")
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How many devices, and how the model is cut over them."""
+
+    tensor_parallel_size: int = knob(1, "ranks that share each layer")
+    pipeline_parallel_size: int = knob(1, "stages of layers")
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Where it computes."""
+
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "cuda when a GPU is there, else cpu")
+    threads: int | None = knob(None, "CPU compute threads; the number of physical cores by default")
+    kernels: Literal["auto", "reference"] = knob("auto", "reference runs plain torch ops only")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """All sections together; only the engine's assembly sees this whole."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+
+    def __post_init__(self) -> None:
+        _verify(self)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """Build from flat names (``block_size=32``). None means "the default".
+
+        Raises: ConfigError for unknown names (with the nearest known one) and for values out of range.
+        """
+        nested: dict[str, dict[str, Any]] = {}
+        owners = option_owners()
+        for name, value in options.items():
+            if name not in owners:
+                raise ConfigError(_unknown("option", name, owners))
+            if value is not None:
+                nested.setdefault(owners[name], {})[name] = value
+        return cls.from_dict(nested)
+
+    @classmethod
+    def from_dict(cls, nested: dict[str, Any]) -> EngineConfig:
+        """Build from {section: {field: value}}, the YAML form. Raises ConfigError as ``from_options`` does."""
+        sections = {f.name: f.default_factory for f in dataclasses.fields(cls)}
+        built: dict[str, Any] = {}
+        for name, values in nested.items():
+            if name not in sections:
+                raise ConfigError(_unknown("section", name, sections))
+            if not isinstance(values, dict):
+                raise ConfigError(f"section {name!r} must hold settings; got {values!r}")
+            built[name] = _build_section(typing.cast(type, sections[name]), name, values)
+        return cls(**built)
+
+    @classmethod
+    def load(cls, path: str | Path, **overrides: Any) -> EngineConfig:
+        """Read a YAML file in the nested form; flat ``overrides`` (from the command line) win."""
+        import yaml
+
+        try:
+            nested = yaml.safe_load(Path(path).read_text()) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise ConfigError(f"cannot read configuration {str(path)!r}: {error}") from error
+        if not isinstance(nested, dict):
+            raise ConfigError(f"configuration {str(path)!r} must be a mapping of sections; got {nested!r}")
+        owners = option_owners()
+        for name, value in overrides.items():
+            if name not in owners:
+                raise ConfigError(_unknown("option", name, owners))
+            if value is not None:
+                section = nested.setdefault(owners[name], {})
+                if not isinstance(section, dict):
+                    raise ConfigError(f"section {owners[name]!r} must hold settings; got {section!r}")
+                section[name] = value
+        return cls.from_dict(nested)
+
+
+def option_owners() -> dict[str, str]:
+    """{flat option name: section that owns it}, over all sections."""
+    owners: dict[str, str] = {}
+    for section in dataclasses.fields(EngineConfig):
+        for option in dataclasses.fields(typing.cast(Any, section.default_factory)):
+            assert option.name not in owners, f"two sections own {option.name}"
+            owners[option.name] = section.name
+    return owners
+
+
+def _unknown(what: str, name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+    return f"unknown {what} {name!r}{hint}"
+
+
+def _build_section(section: type, name: str, values: dict[str, Any]) -> Any:
+    known = {f.name for f in dataclasses.fields(section)}
+    hints = typing.get_type_hints(section)
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(_unknown(f"setting in section {name!r}", key, known))
+        values = {**values, key: _checked(key, value, hints[key])}
+    return section(**values)
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    """``value`` if it has the type ``hint``; integers pass as floats. Raises ConfigError."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            if value in typing.get_args(option):
+                return value
+        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif isinstance(option, type) and isinstance(value, option):
+            if not (isinstance(value, bool) and option is not bool):
+                return value
+    raise ConfigError(f"{name} must be {_spell(options)}; got {value!r}")
+
+
+def _spell(options: tuple[Any, ...]) -> str:
+    words: list[str] = []
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            words += [repr(choice) for choice in typing.get_args(option)]
+        else:
+            words.append("null" if option is types.NoneType else f"of type {option.__name__}")
+    return " or ".join(words)
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "max_model_len": (1, 1 << 24),
+    "block_size": (1, 1024),
+    "kv_cache_bytes": (1, 1 << 50),
+    "num_kv_blocks": (1, 1 << 30),
+    "gpu_memory_utilization": (0.01, 1.0),
+    "min_copy_tokens": (1, 1 << 20),
+    "max_num_seqs": (1, 65536),
+    "max_num_batched_tokens": (1, 1 << 20),
+    "max_stall_ms": (1.0, 1e9),
+    "max_prefill_chunk": (1, 1 << 20),
+    "max_steps_outstanding": (1, 64),
+    "max_waiting_requests": (1, 1 << 30),
+    "tensor_parallel_size": (1, 1024),
+    "pipeline_parallel_size": (1, 1024),
+    "threads": (1, 4096),
+}
+
+
+def _verify(config: EngineConfig) -> None:
+    owners = option_owners()
+    for name, (low, high) in _RANGES.items():
+        value = getattr(getattr(config, owners[name]), name)
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{name} must be in [{low:g}, {high:g}]; got {value:g}")
+    size = config.cache.block_size
+    if size & (size - 1):
+        raise ConfigError(f"block_size must be a power of two; got {size}: try {1 << (size.bit_length() - 1)}")
+    scheduler = config.scheduler
+    if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens ({scheduler.max_num_batched_tokens}) must be at least max_num_seqs "
+            f"({scheduler.max_num_seqs}), or some running request could never advance; lower max_num_seqs"
+        )

@@ -1,0 +1,144 @@
+"""The one seam between the control plane and the data plane. Torch-free, msgspec-encodable deltas.
+
+Down: ``SchedulerOutput`` says what one step computes. Up: ``ModelRunnerOutput`` says what it sampled. The same bytes
+serve broadcast to ranks, replay and the flight recorder.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.core.timeline import Timeline
+from headrace.sampling_params import SamplingParams
+
+
+class NewRequest(msgspec.Struct):
+    """All that the data plane must know of a request it does not hold (new, or resumed after preemption).
+
+    token_ids: every known token, prompt first.
+    block_ids: per KV group, the blocks held, in token order (-1: released, never read).
+    sample_seed: seed of its random stream; with (child_index, position) it gives each token's noise.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    block_ids: list[list[int]]
+    sampling_params: SamplingParams
+    sample_seed: int
+    child_index: int = 0
+    eos_token_ids: list[int] = []
+
+
+class BlockCopy(msgspec.Struct, array_like=True, frozen=True):
+    """Copy the first ``num_tokens`` tokens of block ``src`` to block ``dst``, over all layers of the group, before the
+    step's forward, on the compute stream. The source stays owned until the step completes."""
+
+    src: int
+    dst: int
+    num_tokens: int
+
+
+class SharedPrefix(msgspec.Struct):
+    """Requests of this step (by batch index) whose first ``num_blocks`` blocks are the same, in every group."""
+
+    batch_indices: list[int]
+    num_blocks: int
+
+
+class SchedulerOutput(msgspec.Struct):
+    """One step, as a delta against what the data plane already holds.
+
+    step_id: rises by one each step; the fence counts in it.
+    request_ids, start_positions, num_tokens: the batch in order: request i computes tokens
+        [start_positions[i], start_positions[i] + num_tokens[i]).
+    sampled: batch indices of requests that sample after this step (those that reach their last token).
+    new_requests: full state of requests unknown to the data plane; each is also in ``request_ids``.
+    new_block_ids: {request id: per group, block ids appended since its last step}; only those that got some.
+    appended_token_ids: {request id: tokens appended on the host (forced, drafted)}, after all tokens known before.
+    removed_request_ids: finished or preempted since the last step; the data plane forgets them before all else.
+    block_copies: done before the forward.
+    shared_prefixes: for cascade attention; never needed for correctness.
+    """
+
+    step_id: int
+    request_ids: list[str] = []
+    start_positions: list[int] = []
+    num_tokens: list[int] = []
+    sampled: list[int] = []
+    new_requests: list[NewRequest] = []
+    new_block_ids: dict[str, list[list[int]]] = {}
+    appended_token_ids: dict[str, list[int]] = {}
+    removed_request_ids: list[str] = []
+    block_copies: list[BlockCopy] = []
+    shared_prefixes: list[SharedPrefix] = []
+
+    @property
+    def total_num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(self.num_tokens)
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log-probabilities at one position: the token itself first, then the top ones in falling order.
+
+    rank: rank of the token itself, 1 is the most likely.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class ModelRunnerOutput(msgspec.Struct):
+    """What one step produced.
+
+    request_ids, sampled_token_ids: the requests that sampled, in batch order, and their tokens (one, or several when
+        drafts were accepted).
+    logprobs: {request id: one entry per sampled token}.
+    prompt_logprobs: {request id: entries for prompt tokens whose logits this step computed, in order}.
+    errors: {request id: message} of requests whose step failed (logits not finite, say); others are unharmed.
+    elapsed_ms: time of the step on the device, for the cost model; 0 when not measured.
+    """
+
+    step_id: int
+    request_ids: list[str] = []
+    sampled_token_ids: list[list[int]] = []
+    logprobs: dict[str, list[TokenLogprobs]] = {}
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+    errors: dict[str, str] = {}
+    elapsed_ms: float = 0.0
+
+
+class EngineCoreRequest(msgspec.Struct):
+    """A checked request on its way into the engine core (also over a socket)."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    max_tokens: int
+    eos_token_ids: list[int] = []
+    arrival_time: float = 0.0
+    namespace: str = ""
+    tenant: str = ""
+    priority: int = 0
+    deadline: float | None = None
+
+
+class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
+    """News of one sequence. With n > 1 ``child_index`` tells the answers of one request apart.
+
+    finish_reason: a ``FinishReason`` value, or None while it runs.
+    timeline: given once, with the finish.
+    """
+
+    request_id: str
+    child_index: int = 0
+    new_token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    message: str | None = None
+    num_cached_tokens: int = 0
+    timeline: Timeline | None = None
