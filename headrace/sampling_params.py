@@ -15,7 +15,7 @@ MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIAS = 1024
 
 
-class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True):  # type: ignore[call-arg]
+class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     """How to pick tokens and when to stop.
 
     n: answers per prompt; they share the prompt's KV blocks.
