@@ -71,7 +71,9 @@ class GGUFFile:
         """
         entry = self.tensors.get(name)
         if entry is None:
-            raise CheckpointError(f"{self.path}: tensor '{name}' is missing; the file has {len(self.tensors)} others")
+            raise CheckpointError(
+                f"{self.path}: tensor '{name}' is missing; the file has {len(self.tensors)} others"
+            )
         return entry
 
     def raw(self, name: str) -> memoryview:
@@ -101,8 +103,12 @@ def _read_preamble(reader: HeaderReader) -> tuple[int, int]:
     version = reader.uint32("the version")
     if version not in (2, 3):
         if int.from_bytes(version.to_bytes(4, "little"), "big") in (2, 3):
-            raise CheckpointError(f"{reader.path}: big-endian GGUF is not supported; convert it to little endian")
-        raise CheckpointError(f"{reader.path}: GGUF version {version} is not supported (known: 2, 3); convert it anew")
+            raise CheckpointError(
+                f"{reader.path}: big-endian GGUF is not supported; convert it to little endian"
+            )
+        raise CheckpointError(
+            f"{reader.path}: GGUF version {version} is not supported (known: 2, 3); convert it anew"
+        )
     num_tensors, num_keys = reader.uint64("the tensor count"), reader.uint64("the key count")
     reader.check_room(num_keys, MIN_KEY_BYTES, "metadata keys")
     reader.check_room(num_tensors, MIN_TENSOR_BYTES, "tensors")
@@ -152,7 +158,9 @@ def _read_tensor(reader: HeaderReader, index: int, alignment: int) -> GGUFTensor
     what = f"the entry of tensor '{name}'"
     num_dims = reader.uint32(what)
     if not name or not 1 <= num_dims <= MAX_DIMS:
-        raise CheckpointError(f"{path}: tensor '{name}' (number {index}) has {num_dims} dimensions, not 1 to {MAX_DIMS}")
+        raise CheckpointError(
+            f"{path}: tensor '{name}' (number {index}) has {num_dims} dimensions, not 1 to {MAX_DIMS}"
+        )
     dims = [reader.uint64(what) for _ in range(num_dims)]
     type_number, offset = reader.uint32(what), reader.uint64(what)
     try:
@@ -168,7 +176,9 @@ def _read_tensor(reader: HeaderReader, index: int, alignment: int) -> GGUFTensor
             f"{path}: tensor '{name}' has dimensions {dims}, but {ggml_type.name} rows must be multiples of {block_numbers}"
         )
     if offset % alignment:
-        raise CheckpointError(f"{path}: tensor '{name}' lies at {offset}, which is not aligned to {alignment} bytes")
+        raise CheckpointError(
+            f"{path}: tensor '{name}' lies at {offset}, which is not aligned to {alignment} bytes"
+        )
     num_bytes = dims[0] // block_numbers * block_bytes
     for size in dims[1:]:
         num_bytes *= size

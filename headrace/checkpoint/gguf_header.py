@@ -12,7 +12,7 @@ from headrace.checkpoint.gguf_types import SCALAR_CODES, ValueType
 from headrace.errors import CheckpointError
 
 MAX_STRING_BYTES = 1 << 24
-MAX_ARRAY_ITEMS = 1 << 24
+MAX_ARRAY_ITEMS = 1 << 22
 MAX_ARRAY_DEPTH = 3
 
 _LENGTH = struct.Struct("<Q")
@@ -113,7 +113,9 @@ class HeaderReader:
         """A length and that many bytes of UTF-8."""
         length = self.uint64(f"the length of {what}")
         if length > MAX_STRING_BYTES:
-            raise CheckpointError(f"{self.path}: {what} claims a length of {length} bytes (limit {MAX_STRING_BYTES})")
+            raise CheckpointError(
+                f"{self.path}: {what} claims a length of {length} bytes (limit {MAX_STRING_BYTES})"
+            )
         raw = self.take(length, what)
         try:
             return raw.decode()
