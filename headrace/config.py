@@ -68,7 +68,6 @@ class SchedulerConfig:
         "continuous", "prefill-first and static exist for measuring against"
     )
     policy: Literal["fcfs", "priority"] = knob("fcfs", "order of waiting requests; priority preempts")
-    enable_chunked_prefill: bool = knob(True, "cut prompts over several steps")
     max_prefill_chunk: int | None = knob(None, "tokens of one prompt in one step at most; the budget by default")
     max_steps_outstanding: int = knob(2, "steps in flight (D): 1 no overlap, 2 overlap, more for pipelines")
     max_waiting_requests: int = knob(4096, "waiting requests; more are refused with a CapacityError")

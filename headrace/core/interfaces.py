@@ -59,6 +59,19 @@ class CacheTier(Protocol):
         """[(request id, tokens loaded)] of loads that ended since the last call; 0 tokens is a failed load."""
 
 
+class MaskSource(Protocol):
+    """Gives the token masks of constrained requests between a step's two calls, and follows committed tokens."""
+
+    def fill(self, scheduler_output: SchedulerOutput) -> Any | None:
+        """The mask for ``Executor.sample_tokens``, or None when no request of the step is constrained."""
+
+    def accept(self, request: Request, token_ids: list[int]) -> None:
+        """Advance the request's matcher over tokens just committed."""
+
+    def release(self, request: Request) -> None:
+        """The request has finished; forget it."""
+
+
 class GrammarMatcher(Protocol):
     """One request's constraint. Advances from committed tokens only, in one place (the engine core)."""
 

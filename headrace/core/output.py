@@ -18,6 +18,9 @@ class NewRequest(msgspec.Struct):
     token_ids: every known token, prompt first.
     block_ids: per KV group, the blocks held, in token order (-1: released, never read).
     sample_seed: seed of its random stream; with (child_index, position) it gives each token's noise.
+    prompt_logprobs_from: index of the first prompt token whose log-probability is still to be returned (0 when
+        prompt log-probabilities are not wanted; the first token never has one). After a preemption it excludes those
+        already delivered.
     """
 
     request_id: str
@@ -28,6 +31,7 @@ class NewRequest(msgspec.Struct):
     sample_seed: int
     child_index: int = 0
     eos_token_ids: list[int] = []
+    prompt_logprobs_from: int = 0
 
 
 class BlockCopy(msgspec.Struct, array_like=True, frozen=True):

@@ -52,6 +52,10 @@ class Request:
     group_id: requests of one co-schedule group are scheduled, preempted and freed together.
     namespace: radix namespace (model, adapter, KV dtype, tenant salt).
     last_step_id: the last step that reads or writes its blocks; the fence of its memory.
+    parent: the sibling whose prompt blocks it forks (children of n > 1), or None.
+    parent_id: the user's request id, shared by the children of n > 1.
+    next_prompt_logprob: index of the first prompt token whose log-probability is not delivered yet.
+    sequence: order of arrival, the tie breaker of every queue.
     """
 
     __slots__ = (
@@ -67,18 +71,23 @@ class Request:
         "lock",
         "max_tokens",
         "may_run_ahead",
+        "max_total_tokens",
         "message",
         "namespace",
+        "next_prompt_logprob",
         "num_cached_tokens",
         "num_committed_tokens",
         "num_computed_tokens",
         "num_placeholders",
         "num_prompt_tokens",
         "num_steps_in_flight",
+        "parent",
         "parent_id",
         "priority",
         "request_id",
+        "sample_seed",
         "sampling_params",
+        "sequence",
         "status",
         "stop_reason",
         "stop_token_ids",
@@ -100,6 +109,8 @@ class Request:
         tenant: str = "",
         priority: int = 0,
         deadline: float | None = None,
+        sample_seed: int = 0,
+        parent: Request | None = None,
         parent_id: str | None = None,
         child_index: int = 0,
         group_id: str | None = None,
@@ -110,6 +121,7 @@ class Request:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.sampling_params = sampling_params
         self.max_tokens = max_tokens
+        self.max_total_tokens = len(prompt_token_ids) + max_tokens
         self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ()) | self.eos_token_ids
         self.arrival_time = arrival_time
@@ -117,7 +129,9 @@ class Request:
         self.tenant = tenant
         self.priority = priority
         self.deadline = deadline
-        self.parent_id = parent_id
+        self.sample_seed = sample_seed
+        self.parent = parent
+        self.parent_id = parent_id or request_id
         self.child_index = child_index
         self.group_id = group_id
         self.may_run_ahead = may_run_ahead
@@ -130,6 +144,8 @@ class Request:
         self.capacity_tokens = 0
         self.lock: object | None = None
         self.num_cached_tokens = 0
+        self.next_prompt_logprob = max(1, sampling_params.logprobs_from)
+        self.sequence = 0
         self.num_committed_tokens = 0
         self.num_computed_tokens = 0
         self.num_placeholders = 0
@@ -145,6 +161,18 @@ class Request:
     def num_output_tokens(self) -> int:
         """Committed generated tokens."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """True while log-probabilities of prompt tokens are still to be computed."""
+        wanted = self.sampling_params.prompt_logprobs is not None
+        return wanted and self.next_prompt_logprob < self.num_prompt_tokens
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """How much of it may come from a cache: one token is always computed, and those whose logits are wanted."""
+        limit = len(self.token_ids) - 1
+        return min(limit, self.next_prompt_logprob - 1) if self.wants_prompt_logprobs else limit
 
     @property
     def output_token_ids(self) -> list[int]:
