@@ -1,0 +1,224 @@
+"""WeightSource: where a model's tensors come from, asked for by name and slice, one at a time.
+
+Layers ask for exactly what they keep: ``weights.get("model.layers.0.mlp.up_proj.weight", (slice(a, b),), shape=...)``
+reads rows a..b only. Names are Hugging Face's, in the Hugging Face layout, whatever the file (GGUF's names, its
+interleaved query and key rows, and Gemma's norm weights stored without their +1 are settled inside the sources).
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.checkpoint.gguf_types import GGMLType
+from headrace.errors import CheckpointError
+from headrace.loader.ggml_dequantize import dequantize_ggml
+
+logger = logging.getLogger(__name__)
+
+Index = tuple[slice, ...]
+"""Slices with step 1, one for each leading dimension; dimensions that are left out are taken whole."""
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes handed out so far, bytes of all tensors)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBlocks:
+    """Numbers in ggml blocks, as they lie in the file.
+
+    Attributes:
+        data: uint8 [*shape[:-1], bytes of a row], on the CPU; a row holds whole blocks.
+        ggml_type: how a block is coded.
+        shape: the shape in numbers.
+    """
+
+    data: Tensor
+    ggml_type: GGMLType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightData:
+    """What a source hands out: a dense tensor, or packed blocks; exactly one of both is set.
+
+    A dense tensor may share the file's pages, so it must not be written to.
+
+    Attributes:
+        name: the Hugging Face name, for errors.
+        where: the file, for errors.
+        tensor: the numbers in their stored dtype, or None.
+        packed: the ggml blocks, or None.
+    """
+
+    name: str
+    where: str
+    tensor: Tensor | None = None
+    packed: PackedBlocks | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in numbers, also when packed."""
+        if self.packed is not None:
+            return self.packed.shape
+        assert self.tensor is not None
+        return tuple(self.tensor.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the stored form."""
+        stored = self.tensor if self.packed is None else self.packed.data
+        assert stored is not None
+        return stored.numel() * stored.element_size()
+
+    def dequantize(self, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
+        """The numbers as a dense tensor of ``dtype`` on ``device`` (by default where the stored data is).
+
+        Packed blocks travel to the device first and are decoded there. When nothing has to be converted the result
+        shares the stored data: do not write to it.
+
+        Raises:
+            CheckpointError: the tensor is stored as integers, which are not weights by themselves.
+        """
+        if self.packed is None:
+            return self._floats().to(device=device, dtype=dtype)
+        out = torch.empty(self.shape, dtype=dtype, device=device or self.packed.data.device)
+        self.dequantize_into(out)
+        return out
+
+    def dequantize_into(self, out: Tensor) -> None:
+        """Writes the numbers to ``out`` (same shape, any float dtype, any device, rows contiguous), without a
+        second copy of the whole: for layers that gather several tensors in one buffer.
+
+        Raises:
+            CheckpointError: the tensor is stored as integers.
+        """
+        assert tuple(out.shape) == self.shape, f"{self.name}: {tuple(out.shape)} for {self.shape}"
+        if self.packed is None:
+            out.copy_(self._floats())
+        else:
+            dequantize_ggml(self.packed.data, self.packed.ggml_type, out)
+
+    def _floats(self) -> Tensor:
+        assert self.tensor is not None
+        if not self.tensor.is_floating_point():
+            raise CheckpointError(
+                f"{self.where}: tensor '{self.name}' is stored as {self.tensor.dtype}, but a weight must be floating "
+                "point; its quantization method is not supported"
+            )
+        return self.tensor
+
+
+class WeightSource(ABC):
+    """The tensors of one model. Sources differ in ``_read`` and ``file_of`` only.
+
+    Args:
+        where: the folder or file, for errors.
+        shapes: Hugging Face name -> whole shape, of every tensor on offer.
+        total_bytes: stored size of all of them, for progress.
+        is_ignorable: whether a tensor that nothing asked for is no reason to warn.
+        progress: told after each ``get``.
+
+    Attributes:
+        bytes_read: stored bytes handed out so far.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        total_bytes: int,
+        is_ignorable: Callable[[str], bool],
+        progress: Progress | None = None,
+    ) -> None:
+        self.where = where
+        self.total_bytes = total_bytes
+        self.bytes_read = 0
+        self._shapes = shapes
+        self._is_ignorable = is_ignorable
+        self._progress = progress
+        self._used: set[str] = set()
+
+    def names(self) -> Iterable[str]:
+        """Every tensor's Hugging Face name."""
+        return self._shapes.keys()
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return name in self._shapes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The whole tensor's shape.
+
+        Raises:
+            CheckpointError: there is no such tensor.
+        """
+        shape = self._shapes.get(name)
+        if shape is None:
+            raise CheckpointError(f"{self.where}: tensor '{name}' is missing; there are {len(self._shapes)} others")
+        return shape
+
+    def get(self, name: str, index: Index | None = None, *, shape: tuple[int, ...] | None = None) -> WeightData:
+        """One tensor, or the slice ``index`` of it; only that much is read from disk.
+
+        Args:
+            name: the Hugging Face name.
+            index: which part; None is the whole.
+            shape: the whole tensor's shape as the model expects it, checked when given.
+
+        Raises:
+            CheckpointError: the tensor is missing, has another shape, or does not reach as far as ``index``.
+        """
+        stored = self.shape(name)
+        if shape is not None and stored != shape:
+            raise CheckpointError(
+                f"{self.file_of(name)}: tensor '{name}' has shape {list(stored)}, but the model needs {list(shape)}"
+            )
+        data = self._read(name, self._whole_index(name, stored, index or ()))
+        self._used.add(name)
+        self.bytes_read += data.num_bytes
+        if self._progress is not None:
+            self._progress(self.bytes_read, self.total_bytes)
+        return data
+
+    def unused_names(self) -> list[str]:
+        """Tensors that nothing asked for, but for those known to be of no use."""
+        return [name for name in self._shapes if name not in self._used and not self._is_ignorable(name)]
+
+    def finish(self) -> None:
+        """Called once the model is built: completes the progress, warns once if tensors were left over."""
+        if self._progress is not None:
+            self._progress(self.total_bytes, self.total_bytes)
+        unused = self.unused_names()
+        if unused:
+            shown = ", ".join(unused[:5]) + (", …" if len(unused) > 5 else "")
+            logger.warning("%s: %d tensors are not used by the model: %s", self.where, len(unused), shown)
+
+    def file_of(self, name: str) -> str:
+        """The file that holds the tensor, for errors."""
+        return self.where
+
+    @abstractmethod
+    def _read(self, name: str, index: Index) -> WeightData:
+        """The part ``index`` (a slice with plain bounds for every dimension) of an existing tensor."""
+
+    def _whole_index(self, name: str, shape: tuple[int, ...], index: Index) -> Index:
+        """``index`` with a slice for every dimension and both bounds filled in."""
+        assert len(index) <= len(shape), f"{name}: {len(index)} slices for shape {shape}"
+        full = []
+        for dim, size in enumerate(shape):
+            part = index[dim] if dim < len(index) else slice(None)
+            assert part.step in (None, 1), f"{name}: slices have step 1"
+            start, stop = part.start or 0, size if part.stop is None else part.stop
+            if not 0 <= start <= stop <= size:
+                raise CheckpointError(
+                    f"{self.file_of(name)}: tensor '{name}' has shape {list(shape)}; rows {start} to {stop} of "
+                    f"dimension {dim} do not exist"
+                )
+            full.append(slice(start, stop))
+        return tuple(full)
