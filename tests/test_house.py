@@ -1,0 +1,107 @@
+"""The house rules that no linter knows: sizes, torch-free rooms, documented settings."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import EngineConfig
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "headrace"
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 80
+TORCH_FREE = ["core", "grammar", "checkpoint", "tokenizer", "serve", "cli", "engine"]
+TORCH_FREE_FILES = ["__init__", "config", "errors", "outputs", "sampling_params"]
+# The engine's assembly is where the data plane is really started.
+STARTS_DATA_PLANE = {"headrace.engine.assemble"}
+HEAVY = ["torch", "transformers", "triton"]
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def torch_free_modules() -> list[str]:
+    files = [path for room in TORCH_FREE for path in sorted((PACKAGE / room).rglob("*.py"))]
+    files += [PACKAGE / f"{name}.py" for name in TORCH_FREE_FILES]
+    return [name for name in map(module_name, files) if name not in STARTS_DATA_PLANE]
+
+
+def test_api_side_and_control_plane_never_import_torch() -> None:
+    """Each module is imported in turn in one fresh interpreter; the first that brings torch is named."""
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1].split(','):\n"
+        "    importlib.import_module(name)\n"
+        f"    heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
+        "    if heavy: sys.exit(f'{name} imports {heavy}')\n"
+    )
+    names = torch_free_modules()
+    assert len(names) > 20
+    done = subprocess.run([sys.executable, "-c", program, ",".join(names)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_sizes(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MAX_FILE_LINES, f"{path} is too long: one file, one idea"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= MAX_FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {lines} lines"
+
+
+def config_fields() -> list[tuple[str, dataclasses.Field[Any]]]:
+    return [
+        (section.name, option)
+        for section in dataclasses.fields(EngineConfig)
+        for option in dataclasses.fields(section.default_factory())  # type: ignore[misc]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "option"), config_fields(), ids=lambda value: getattr(value, "name", value)
+)
+def test_every_setting_has_a_default_and_a_doc(section: str, option: dataclasses.Field[Any]) -> None:
+    has_default = (
+        option.default is not dataclasses.MISSING or option.default_factory is not dataclasses.MISSING
+    )
+    assert has_default, f"{section}.{option.name} has no default"
+    doc = option.metadata.get("doc", "")
+    assert len(doc) >= 10 and not doc.endswith("."), f"{section}.{option.name} needs a one-line doc"
+
+
+def test_no_setting_is_read_from_the_environment() -> None:
+    """Behaviour comes from the configuration; only paths and debugging may come from the environment."""
+    allowed = {"HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "HF_TOKEN", "HF_HUB_OFFLINE"}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = environment_name(node)
+            assert name is None or name in allowed, f"{path}:{node.lineno} reads {name}"  # type: ignore[attr-defined]
+
+
+def environment_name(node: ast.AST) -> str | None:
+    """The variable that ``os.environ[...]``, ``os.environ.get(...)`` or ``os.getenv(...)`` reads."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        holder, key = node.value, node.slice
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        holder, key = node.func.value, node.args[0]
+        if node.func.attr == "getenv":
+            return ast.unparse(key).strip("'\"")
+        if node.func.attr != "get":
+            return None
+    else:
+        return None
+    is_environ = isinstance(holder, ast.Attribute) and holder.attr == "environ"
+    return ast.unparse(key).strip("'\"") if is_environ else None
