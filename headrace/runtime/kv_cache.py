@@ -1,0 +1,165 @@
+"""KVCache: the device memory of all KV blocks, and KVCacheLayout: what the bytes of one block mean.
+
+One block, over all layers of its group, is one contiguous byte range:
+
+    [num_layers, 2 (K then V), num_kv_heads, block_size, head_dim]
+
+Copies, tiers and transfers move byte ranges; kernels take typed strided views of one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headrace.core.kv_cache_spec import KVCacheSpec, group_layers
+from headrace.errors import ConfigError
+from headrace.kernels.reference.copy_blocks import copy_blocks as reference_copy_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheLayout:
+    """The bytes of one block.
+
+    num_layers: layers in one group, padding layers counted.
+    num_kv_heads, head_dim: of one rank's attention layers, K and V alike.
+    block_size: tokens in a block.
+    dtype: of the stored keys and values.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def for_specs(
+        cls,
+        specs: Sequence[KVCacheSpec],
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        dtype: torch.dtype,
+    ) -> KVCacheLayout:
+        """The layout of the blocks of ``specs``, which ``kv_cache_specs_for`` made from the same arguments."""
+        return cls(len(specs[0].layer_ids), num_kv_heads, block_size, head_dim, dtype)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in one plane: one head's key, or one head's value."""
+        return self.head_dim * self.dtype.itemsize
+
+    @property
+    def num_planes(self) -> int:
+        """Planes [block_size, head_dim] in a block: layers x 2 x KV heads."""
+        return self.num_layers * 2 * self.num_kv_heads
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers of its group."""
+        return self.num_planes * self.block_size * self.token_bytes
+
+    def layer_byte_range(self, index: int) -> tuple[int, int]:
+        """[start, end) of the group's ``index``-th layer within a block, K and V."""
+        size = self.bytes_per_block // self.num_layers
+        return index * size, (index + 1) * size
+
+
+class KVCache:
+    """All KV blocks of one device: one uint8 tensor [num_blocks, bytes_per_block], shared by all groups.
+
+    Fresh memory is not cleared: a slot has no meaning before its token is stored, and readers must not depend on it.
+
+    Args:
+        specs: the model's KV groups; all have the layout's ``bytes_per_block``.
+        layout: what a block's bytes mean.
+        num_blocks: blocks to hold.
+        device: where.
+        copy_op: the device's ``copy_blocks`` op.
+
+    Raises:
+        ConfigError: a group does not fit the layout.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[KVCacheSpec],
+        layout: KVCacheLayout,
+        num_blocks: int,
+        device: torch.device | str = "cpu",
+        copy_op: Callable[..., Any] = reference_copy_blocks,
+    ) -> None:
+        for spec in specs:
+            if len(spec.layer_ids) != layout.num_layers or spec.bytes_per_block != layout.bytes_per_block:
+                raise ConfigError(
+                    f"KV group of layers {spec.layer_ids} with {spec.bytes_per_block} bytes a block does not fit "
+                    f"a layout of {layout.num_layers} layers and {layout.bytes_per_block} bytes; "
+                    "build both from one model"
+                )
+        self.specs = tuple(specs)
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.blocks = torch.empty((num_blocks, layout.bytes_per_block), dtype=torch.uint8, device=device)
+        self._copy_op = copy_op
+        self._places = {
+            layer: (group, index)
+            for group, spec in enumerate(specs)
+            for index, layer in enumerate(spec.layer_ids)
+            if layer >= 0
+        }
+
+    def layer_group(self, layer_id: int) -> int:
+        """Index of the KV group that holds a model layer: which ``ForwardBatch.groups`` entry the layer reads."""
+        return self._places[layer_id][0]
+
+    def layer_views(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views (k, v) of one layer, each [num_blocks, num_kv_heads, block_size, head_dim], strided over blocks."""
+        layout = self.layout
+        _, index = self._places[layer_id]
+        shape = (layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+        layer = self.blocks.view(layout.dtype).view(self.num_blocks, *shape)[:, index]
+        return layer[:, 0], layer[:, 1]
+
+    def block_bytes(self, block_id: int) -> torch.Tensor:
+        """View [bytes_per_block] uint8 of one block, all layers: what tiers and transfers move."""
+        return self.blocks[block_id]
+
+    def copy_blocks(self, src: torch.Tensor, dst: torch.Tensor, num_tokens: torch.Tensor) -> None:
+        """Copy the first ``num_tokens[c]`` tokens of block ``src[c]`` to block ``dst[c]``, all layers.
+
+        Args:
+            src, dst, num_tokens: [C] int64 on the cache's device. No block is both a source and a destination.
+        """
+        self._copy_op(self.blocks, src, dst, num_tokens, self.layout)
+
+
+def kv_cache_specs_for(
+    layer_windows: Sequence[int | None],
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+) -> list[KVCacheSpec]:
+    """The KV groups of a model: layers of one window together, groups of equal size.
+
+    Args:
+        layer_windows: per layer its sliding window in tokens, or None for full attention.
+        num_kv_heads, head_dim: of one rank's attention layers.
+        block_size: tokens in a block.
+        dtype: of the stored keys and values.
+    """
+    groups = group_layers(tuple(layer_windows))
+    layout = KVCacheLayout(len(groups[0][1]), num_kv_heads, block_size, head_dim, dtype)
+    return [
+        KVCacheSpec(
+            kind="full" if window is None else "sliding",
+            layer_ids=layer_ids,
+            bytes_per_block=layout.bytes_per_block,
+            window=window,
+        )
+        for window, layer_ids in groups
+    ]
