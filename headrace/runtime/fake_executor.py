@@ -166,8 +166,10 @@ class FakeExecutor:
         for new in output.new_requests:
             assert new.request_id not in self._requests, f"new request {new.request_id!r} is known already"
             assert new.request_id in output.request_ids, f"new request {new.request_id!r} is not in the batch"
+            self._cache.check_ids(new.block_ids, lowest=-1)
             self._requests[new.request_id] = FakeRequest(new)
         for request_id, block_ids in output.new_block_ids.items():
+            self._cache.check_ids(block_ids, lowest=0)
             self._requests[request_id].sequence.append_blocks(block_ids)
         for request_id, token_ids in output.appended_token_ids.items():
             self._requests[request_id].append(token_ids)

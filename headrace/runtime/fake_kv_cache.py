@@ -8,6 +8,7 @@ from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import BlockCopy, SharedPrefix
 
 _MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
 
 
 class BlockContentError(AssertionError):
@@ -16,10 +17,16 @@ class BlockContentError(AssertionError):
 
 def hash_token(value: int, salt: int) -> int:
     """splitmix64 of (value, salt): a 64-bit integer."""
-    return int(_mix(np.array([(value + salt * 0x9E3779B97F4A7C15) & _MASK], np.uint64))[0])
+    x = (value + salt * _GOLDEN) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def _hash_tokens(token_ids: list[int], first_position: int) -> np.ndarray:
+    """``hash_token(position << 40, token)`` of consecutive tokens, as one vector operation."""
+    places = np.arange(first_position, first_position + len(token_ids), dtype=np.uint64) << np.uint64(40)
+    x = np.array(token_ids, np.uint64) * np.uint64(_GOLDEN) + places
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -31,6 +38,7 @@ class FakeSequence:
     def __init__(self, request_id: str, block_ids: list[list[int]]) -> None:
         self.request_id = request_id
         self.tables = [np.array(ids, np.int64) for ids in block_ids]
+        self.has_released_blocks = any(-1 in ids for ids in block_ids)
         self._hashes = np.zeros(64, np.uint64)
         self.num_tokens = 0
 
@@ -53,13 +61,13 @@ class FakeSequence:
             grown = np.zeros(max(end, 2 * len(self._hashes)), np.uint64)
             grown[:position] = self._hashes[:position]
             self._hashes = grown
-        places = np.arange(position, end, dtype=np.uint64)
-        # A running sum of well-mixed terms identifies the whole prefix, and is one vector operation.
-        terms = _mix(
-            np.array(token_ids, np.uint64) * np.uint64(0x9E3779B97F4A7C15) + (places << np.uint64(40))
-        )
-        before = self._hashes[position - 1] if position else np.uint64(0)
-        self._hashes[position:end] = before + np.cumsum(terms, dtype=np.uint64)
+        before = int(self._hashes[position - 1]) if position else 0
+        # A running sum of well-mixed terms identifies the whole prefix.
+        if len(token_ids) == 1:
+            self._hashes[position] = (before + hash_token(position << 40, token_ids[0])) & _MASK
+        else:
+            sums = np.cumsum(_hash_tokens(token_ids, position), dtype=np.uint64)
+            self._hashes[position:end] = sums + np.uint64(before)
         self.num_tokens = end
 
 
@@ -80,6 +88,12 @@ class FakeKVCache:
         self._block_size = block_size
         self._content = np.zeros((num_blocks, block_size), np.uint64)
 
+    def check_ids(self, block_ids: list[list[int]], lowest: int) -> None:
+        """Assert that every id is in [lowest, num_blocks); ``lowest`` is -1 where released blocks may be named."""
+        for ids in block_ids:
+            if ids and not (min(ids) >= lowest and max(ids) < self._num_blocks):
+                raise BlockContentError(f"block ids {ids} are not all in [{lowest}, {self._num_blocks})")
+
     def read(self, sequence: FakeSequence, position: int) -> int:
         """The prefix hash found in group 0's slot of ``position``."""
         block, offset = divmod(position, self._block_size)
@@ -87,18 +101,22 @@ class FakeKVCache:
 
     def copy(self, copy: BlockCopy) -> None:
         """Copy the first ``num_tokens`` slots of a block."""
-        for block in (copy.src, copy.dst):
-            if not 0 <= block < self._num_blocks:
-                raise BlockContentError(f"block {block} of a copy is not in [0, {self._num_blocks})")
+        self.check_ids([[copy.src, copy.dst]], lowest=0)
         self._content[copy.dst, : copy.num_tokens] = self._content[copy.src, : copy.num_tokens]
 
     def write(self, sequence: FakeSequence, start: int, end: int) -> None:
         """Compute positions [start, end): put their hashes into their slots, in every group."""
-        positions = np.arange(start, end)
-        places, offsets = positions // self._block_size, positions % self._block_size
         for group, tag in enumerate(self._tags):
+            if end - start == 1:
+                block = self._blocks(sequence, group, start, end)[0]
+                self._content[block, start % self._block_size] = (
+                    int(sequence.hashes[start]) + int(tag)
+                ) & _MASK
+                continue
+            positions = np.arange(start, end)
             blocks = self._blocks(sequence, group, start, end)
-            self._content[blocks[places - places[0]], offsets] = sequence.hashes[start:end] + tag
+            places = positions // self._block_size - start // self._block_size
+            self._content[blocks[places], positions % self._block_size] = sequence.hashes[start:end] + tag
 
     def check_content(self, sequence: FakeSequence, start: int, end: int) -> None:
         """Assert that every slot that positions [start, end) attend to holds the right hash."""
@@ -145,13 +163,10 @@ class FakeKVCache:
         for sequence, start, end in spans:
             for group in range(len(sequence.tables)):
                 blocks = self._blocks(sequence, group, start, end)
-                lowest = np.zeros(len(blocks), np.int32)
-                lowest[0] = start % self._block_size
-                wrong = np.flatnonzero(used[blocks] > lowest)
-                if len(wrong):
+                if used[blocks[0]] > start % self._block_size or (len(blocks) > 1 and used[blocks[1:]].any()):
                     raise BlockContentError(
-                        f"request {sequence.request_id!r}, group {group}: block {blocks[wrong[0]]} is written while an "
-                        f"outstanding step uses it; the step computes [{start}, {end})"
+                        f"request {sequence.request_id!r}, group {group}: one of blocks {blocks.tolist()} is written "
+                        f"while an outstanding step uses it; the step computes [{start}, {end})"
                     )
 
     def check_shared_prefixes(self, prefixes: list[SharedPrefix], sequences: list[FakeSequence]) -> None:
@@ -173,9 +188,9 @@ class FakeKVCache:
     def _blocks(self, sequence: FakeSequence, group: int, first: int, end: int) -> np.ndarray:
         """The blocks that hold positions [first, end). Raises BlockContentError if one is missing or released."""
         table = sequence.tables[group]
-        blocks = table[first // self._block_size : (end - 1) // self._block_size + 1]
         needed = (end - 1) // self._block_size + 1
-        if len(table) < needed or blocks.min() < 0 or blocks.max() >= self._num_blocks:
+        blocks = table[first // self._block_size : needed]
+        if len(table) < needed or (sequence.has_released_blocks and blocks.min() < 0):
             raise BlockContentError(
                 f"request {sequence.request_id!r}, group {group}: positions [{first}, {end}) need blocks "
                 f"{first // self._block_size}..{needed - 1} of the table {table.tolist()}"

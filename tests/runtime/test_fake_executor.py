@@ -97,6 +97,8 @@ def test_two_requests_writing_one_block_in_one_step_is_caught() -> None:
 
 
 def test_missing_block_and_released_block_are_caught() -> None:
+    with pytest.raises(BlockContentError, match="not all in"):
+        Driver().step([("a", 0, 2)], new_requests=[new("a", [1, 2], [32])])
     with pytest.raises(BlockContentError, match="need blocks"):
         Driver().step([("a", 0, 5)], new_requests=[new("a", [1, 2, 3, 4, 5], [0])])
     driver = Driver()
