@@ -1,0 +1,124 @@
+"""CoreLoop: drives an engine core from an inbox of messages. The same in a process of its own and in a thread."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from headrace.core.output import EngineCoreOutput, EngineCoreRequest
+from headrace.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    CoreFailed,
+    CoreReady,
+    CoreSpec,
+    FromCore,
+    LoadProgress,
+    Refusal,
+    StepNews,
+    ToCore,
+)
+from headrace.errors import RequestError
+
+
+class Core(Protocol):
+    """What the loop needs of an engine core."""
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Take a request. Raises RequestError, which ends that request alone."""
+
+    def abort_requests(self, request_ids: list[str]) -> Any:
+        """Stop requests; unknown ids are ignored."""
+
+    def step(self) -> list[EngineCoreOutput]:
+        """Do one step; returns its news."""
+
+    def has_work(self) -> bool:
+        """False when ``step`` would do nothing."""
+
+    def stats(self) -> Any:
+        """Gauges and counters, encodable by msgspec."""
+
+    def shutdown(self) -> None:
+        """Free the device."""
+
+
+class Inbox(Protocol):
+    """Messages from the client, in order."""
+
+    def get(self, block: bool) -> ToCore | None:
+        """The next message; None when there is none (and ``block`` is False)."""
+
+
+class CoreLoop:
+    """Builds a core, says how loading goes, and then turns messages into steps until told to stop."""
+
+    def __init__(self, inbox: Inbox, send: Callable[[FromCore], None]) -> None:
+        self._inbox = inbox
+        self._send = send
+
+    def run(self, spec: CoreSpec) -> bool:
+        """Load and serve until ``StopCore``. An error that escapes the core is sent as ``CoreFailed``.
+
+        Returns: False if the core failed.
+        """
+        core: Core | None = None
+        try:
+            core = self._load(spec)
+            self._serve(core)
+            return True
+        except Exception as error:
+            self._send(CoreFailed(type(error).__name__, str(error), traceback.format_exc()))
+            return False
+        finally:
+            if core is not None:
+                core.shutdown()
+
+    def _load(self, spec: CoreSpec) -> Core:
+        start = time.monotonic()
+        self._send(LoadProgress("starting"))
+        module, _, name = spec.factory.partition(":")
+        core: Core = getattr(importlib.import_module(module), name)(spec.config, **spec.options)
+        self._send(CoreReady(time.monotonic() - start, stats_of(core)))
+        return core
+
+    def _serve(self, core: Core) -> None:
+        while self._take_messages(core):
+            outputs = core.step()
+            if outputs or not core.has_work():
+                self._send(StepNews(outputs, stats_of(core)))
+
+    def _take_messages(self, core: Core) -> bool:
+        """Handle what waits; without work, wait for more. Returns False when told to stop."""
+        while True:
+            message = self._inbox.get(block=not core.has_work())
+            if message is None:
+                return True
+            if isinstance(message, AddRequest):
+                self._add(core, message.request)
+            elif isinstance(message, AbortRequests):
+                core.abort_requests(message.request_ids)
+                if not core.has_work():
+                    self._send(StepNews([], stats_of(core)))
+            else:
+                return False
+
+    def _add(self, core: Core, request: EngineCoreRequest) -> None:
+        try:
+            core.add_request(request)
+        except RequestError as error:
+            self._send(
+                Refusal(request.request_id, type(error).__name__, error.message, error.param, error.code)
+            )
+
+
+def stats_of(core: Core) -> dict[str, Any]:
+    """The core's ``stats()`` as plain values that travel."""
+    stats = msgspec.to_builtins(core.stats())
+    assert isinstance(stats, dict)
+    return stats

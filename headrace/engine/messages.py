@@ -1,0 +1,81 @@
+"""What crosses between an engine client and its engine core. Torch-free, one msgspec union each way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headrace.config import EngineConfig
+from headrace.core.output import EngineCoreOutput, EngineCoreRequest
+
+
+class CoreSpec(msgspec.Struct):
+    """Which engine core to build: the first message a core process gets.
+
+    factory: "module:function"; called as ``function(config, **options)`` it returns the engine core.
+    """
+
+    factory: str
+    config: EngineConfig
+    options: dict[str, Any] = {}
+
+
+class AddRequest(msgspec.Struct, tag="add"):
+    """Take this request."""
+
+    request: EngineCoreRequest
+
+
+class AbortRequests(msgspec.Struct, tag="abort"):
+    """Stop these requests and free what they hold; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class StopCore(msgspec.Struct, tag="stop"):
+    """End the engine core now; whatever still runs is dropped."""
+
+
+class LoadProgress(msgspec.Struct, tag="progress"):
+    """How far loading has come: ``done`` of ``total`` in the unit that ``stage`` names; total 0 is unknown."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class CoreReady(msgspec.Struct, tag="ready"):
+    """The core takes steps from now on. ``info`` holds facts for logs and limits, ``load_s`` how long it took."""
+
+    load_s: float
+    info: dict[str, Any] = {}
+
+
+class StepNews(msgspec.Struct, tag="step"):
+    """All that one step produced, in one message. ``stats`` is the core's state after the step."""
+
+    outputs: list[EngineCoreOutput]
+    stats: dict[str, Any] | None = None
+
+
+class Refusal(msgspec.Struct, tag="refused"):
+    """The core did not take a request. ``kind`` is the name of the error class in ``headrace.errors``."""
+
+    request_id: str
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class CoreFailed(msgspec.Struct, tag="failed"):
+    """The core's last words. ``kind`` is the error class's name, ``trace`` its traceback."""
+
+    kind: str
+    message: str
+    trace: str = ""
+
+
+ToCore = AddRequest | AbortRequests | StopCore
+FromCore = LoadProgress | CoreReady | StepNews | Refusal | CoreFailed
