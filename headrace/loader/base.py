@@ -160,10 +160,14 @@ class WeightSource(ABC):
         """
         shape = self._shapes.get(name)
         if shape is None:
-            raise CheckpointError(f"{self.where}: tensor '{name}' is missing; there are {len(self._shapes)} others")
+            raise CheckpointError(
+                f"{self.where}: tensor '{name}' is missing; there are {len(self._shapes)} others"
+            )
         return shape
 
-    def get(self, name: str, index: Index | None = None, *, shape: tuple[int, ...] | None = None) -> WeightData:
+    def get(
+        self, name: str, index: Index | None = None, *, shape: tuple[int, ...] | None = None
+    ) -> WeightData:
         """One tensor, or the slice ``index`` of it; only that much is read from disk.
 
         Args:
