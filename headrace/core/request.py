@@ -52,6 +52,7 @@ class Request:
     group_id: requests of one co-schedule group are scheduled, preempted and freed together.
     namespace: radix namespace (model, adapter, KV dtype, tenant salt).
     last_step_id: the last step that reads or writes its blocks; the fence of its memory.
+    is_resident: the data plane holds its state.
     parent: the sibling whose prompt blocks it forks (children of n > 1), or None.
     parent_id: the user's request id, shared by the children of n > 1.
     next_prompt_logprob: index of the first prompt token whose log-probability is not delivered yet.
@@ -67,6 +68,7 @@ class Request:
         "eos_token_ids",
         "finish_reason",
         "group_id",
+        "is_resident",
         "last_step_id",
         "lock",
         "max_tokens",
@@ -151,6 +153,7 @@ class Request:
         self.num_placeholders = 0
         self.num_steps_in_flight = 0
         self.last_step_id = 0
+        self.is_resident = False
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,72 @@
+"""How a step is composed: which stages run, and how much prompt may join the running streams."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from headrace.core.cost_model import CostModel, StepFeatures
+
+
+class Stage(Enum):
+    """One pass of ``Scheduler.schedule`` over requests."""
+
+    DECODE = "decode"  # running requests that need one token
+    CHUNK = "chunk"  # running requests with more tokens to compute
+    ADMIT = "admit"  # waiting requests
+
+
+class ContinuousBatching:
+    """Every step mixes decodes and prompt chunks (Orca's iteration-level scheduling with Sarathi's and
+    Dynamic SplitFuse's chunks): decodes first, then as much prompt as keeps the step within ``max_stall_ms``."""
+
+    min_chunk_tokens = 16
+    unfitted_chunk_tokens = 256
+
+    def __init__(self, cost_model: CostModel, max_stall_ms: float) -> None:
+        self._cost_model = cost_model
+        self._max_stall_ms = max_stall_ms
+
+    def stages(self, num_running: int) -> list[list[Stage]]:
+        """Alternatives in order: the first whose stages schedule anything makes the step."""
+        return [[Stage.DECODE, Stage.CHUNK, Stage.ADMIT]]
+
+    def chunk_tokens(self, decodes: int, features: StepFeatures, start: int, wanted: int) -> int:
+        """How many of ``wanted`` prompt tokens from position ``start`` may join a step that holds ``features``,
+        ``decodes`` of its requests being running streams. A prompt always advances by a few tokens."""
+        if not decodes:
+            return wanted
+        if not self._cost_model.is_fitted:
+            return min(wanted, self.unfitted_chunk_tokens)
+        fits = self._cost_model.max_chunk(features, start, wanted, self._max_stall_ms)
+        at_least = 0 if features.num_requests > decodes else min(wanted, self.min_chunk_tokens)
+        return max(fits, at_least)
+
+
+class PrefillFirst:
+    """Whole prompts as soon as they arrive, running streams stall meanwhile (vLLM's first scheduler). For measuring."""
+
+    def stages(self, num_running: int) -> list[list[Stage]]:
+        return [[Stage.CHUNK, Stage.ADMIT], [Stage.DECODE]]
+
+    def chunk_tokens(self, decodes: int, features: StepFeatures, start: int, wanted: int) -> int:
+        return wanted
+
+
+class StaticBatching:
+    """A batch is formed once and the next one only when all its requests are done. For measuring."""
+
+    def stages(self, num_running: int) -> list[list[Stage]]:
+        return [[Stage.DECODE, Stage.CHUNK]] if num_running else [[Stage.ADMIT]]
+
+    def chunk_tokens(self, decodes: int, features: StepFeatures, start: int, wanted: int) -> int:
+        return wanted
+
+
+Batching = ContinuousBatching | PrefillFirst | StaticBatching
+
+
+def make_batching(name: str, cost_model: CostModel, max_stall_ms: float) -> Batching:
+    """The strategy named in ``SchedulerConfig.batching``."""
+    if name == "continuous":
+        return ContinuousBatching(cost_model, max_stall_ms)
+    return PrefillFirst() if name == "prefill-first" else StaticBatching()

@@ -1,0 +1,111 @@
+"""Predicts a step's time from what is in it, fitted online to the steps that were measured.
+
+The model is linear with non-negative coefficients in a few terms that grow with the step: a constant (weights read,
+launches), tokens (with hinges, because a matrix product over few rows costs as much as its weights' bytes), requests,
+sampled rows, KV tokens read, and query-key pairs. Fitting is weighted least squares on the relative error with slow
+forgetting; the normal equations are kept, so an observation costs microseconds and history costs nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+_HINGES = (8, 64)
+_NUM_TERMS = 6 + len(_HINGES)
+_FORGET = 0.998
+_MIN_OBSERVATIONS = 8
+_REFIT_EVERY = 8
+_SWEEPS = 30
+
+
+class StepFeatures(msgspec.Struct):
+    """What one step computes.
+
+    num_tokens: tokens through the linears.  num_requests: requests in the batch.  num_sampled: rows of logits.
+    kv_tokens_read: sum over requests of the KV length after the step.
+    attention_pairs: sum over requests of (tokens in the step) * (mean KV length they attend to).
+    """
+
+    num_tokens: int = 0
+    num_requests: int = 0
+    num_sampled: int = 0
+    kv_tokens_read: int = 0
+    attention_pairs: float = 0.0
+
+    def add(self, start: int, num_tokens: int, samples: bool) -> None:
+        """Count a request that computes tokens [start, start + num_tokens)."""
+        self.num_tokens += num_tokens
+        self.num_requests += 1
+        self.num_sampled += samples
+        self.kv_tokens_read += start + num_tokens
+        self.attention_pairs += num_tokens * (start + 0.5 * num_tokens)
+
+
+class CostModel:
+    """Milliseconds of a step as a function of its ``StepFeatures``."""
+
+    def __init__(self) -> None:
+        self.num_observations = 0
+        self._gram = [[0.0] * _NUM_TERMS for _ in range(_NUM_TERMS)]
+        self._moment = [0.0] * _NUM_TERMS
+        self._coefficients = [0.0] * _NUM_TERMS
+
+    @property
+    def is_fitted(self) -> bool:
+        """True once enough steps were seen for ``predict_ms`` to mean something."""
+        return self.num_observations >= _MIN_OBSERVATIONS
+
+    def observe(self, features: StepFeatures, elapsed_ms: float) -> None:
+        """Learn from a measured step; steps without a time are ignored."""
+        if elapsed_ms <= 0 or not features.num_tokens:
+            return
+        terms = _terms(features)
+        weight = 1.0 / (elapsed_ms * elapsed_ms)
+        for i, a in enumerate(terms):
+            row = self._gram[i]
+            for j, b in enumerate(terms):
+                row[j] = row[j] * _FORGET + weight * a * b
+            self._moment[i] = self._moment[i] * _FORGET + weight * a * elapsed_ms
+        self.num_observations += 1
+        if self.num_observations <= 2 * _MIN_OBSERVATIONS or self.num_observations % _REFIT_EVERY == 0:
+            self._fit()
+
+    def predict_ms(self, features: StepFeatures) -> float:
+        """Expected time of a step in milliseconds; 0 before any fit."""
+        return sum(c * t for c, t in zip(self._coefficients, _terms(features), strict=True))
+
+    def max_chunk(self, base: StepFeatures, start: int, limit: int, budget_ms: float) -> int:
+        """The most prompt tokens, from position ``start``, that can join ``base`` within ``budget_ms`` (0..limit)."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            trial = msgspec.structs.replace(base)
+            trial.add(start, middle, samples=True)
+            if self.predict_ms(trial) <= budget_ms:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _fit(self) -> None:
+        """Non-negative least squares by coordinate descent on the normal equations, from the last solution."""
+        coefficients, gram = self._coefficients, self._gram
+        for _ in range(_SWEEPS):
+            for i, row in enumerate(gram):
+                if row[i] <= 0.0:
+                    continue
+                others = sum(g * c for g, c in zip(row, coefficients, strict=True)) - row[i] * coefficients[i]
+                coefficients[i] = max(0.0, (self._moment[i] - others) / row[i])
+
+
+def _terms(features: StepFeatures) -> list[float]:
+    tokens = features.num_tokens
+    return [
+        1.0,
+        tokens,
+        features.num_requests,
+        features.num_sampled,
+        features.kv_tokens_read * 1e-3,
+        features.attention_pairs * 1e-6,
+        *(min(tokens, hinge) for hinge in _HINGES),
+    ]

@@ -1,0 +1,66 @@
+"""Child requests: the answers of n > 1 are siblings that share their prompt's blocks.
+
+Child 0 leads: it computes the prompt. The others wait (PREPARING) until the step that computes the last prompt token
+is scheduled, then fork from it all but the last prompt token: full blocks are shared, the partial one is copied, and
+each child computes the last prompt token itself, so that it samples its first token from its own logits. If the
+leader is gone by then, a child starts as any other request does. The scheduler only sees requests.
+"""
+
+from __future__ import annotations
+
+from headrace.core.output import EngineCoreRequest
+from headrace.core.request import Request
+
+
+def make_requests(core_request: EngineCoreRequest, sample_seed: int) -> list[Request]:
+    """The requests that compute one user's request, the leader first.
+
+    Args:
+        sample_seed: seed of the random stream; children differ by their index.
+    """
+    leader: Request | None = None
+    requests: list[Request] = []
+    for index in range(core_request.sampling_params.n):
+        child = Request(
+            core_request.request_id if index == 0 else f"{core_request.request_id}#{index}",
+            core_request.prompt_token_ids,
+            core_request.sampling_params,
+            max_tokens=core_request.max_tokens,
+            eos_token_ids=frozenset(core_request.eos_token_ids),
+            arrival_time=core_request.arrival_time,
+            namespace=core_request.namespace,
+            tenant=core_request.tenant,
+            priority=core_request.priority,
+            deadline=core_request.deadline,
+            sample_seed=sample_seed,
+            parent=leader,
+            parent_id=core_request.request_id,
+            child_index=index,
+            may_run_ahead=not _depends_on_text(core_request),
+        )
+        if leader is None:
+            leader = child
+        else:
+            child.next_prompt_logprob = child.num_prompt_tokens  # the leader delivers the prompt's
+        requests.append(child)
+    return requests
+
+
+def is_ready(child: Request) -> bool:
+    """True once a waiting child can start: its leader's prompt is scheduled, or its leader is gone."""
+    leader = child.parent
+    return leader is None or leader.is_finished or leader.num_computed_tokens >= leader.num_prompt_tokens
+
+
+def fork_length(child: Request) -> int | None:
+    """Tokens to fork from the leader, or None when the child has to start by itself."""
+    leader = child.parent
+    if leader is None or child.num_output_tokens or not leader.block_table:
+        return None
+    shared = child.num_prompt_tokens - 1
+    return shared if 0 < shared <= leader.num_computed_tokens else None
+
+
+def _depends_on_text(core_request: EngineCoreRequest) -> bool:
+    """True when the next step's masks depend on sampled tokens in a way only the host resolves (multi-token words)."""
+    return any(len(word) > 1 for word in core_request.sampling_params.bad_word_ids or ())

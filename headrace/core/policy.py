@@ -1,0 +1,73 @@
+"""Who is served first, and who gives way when memory runs out."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+
+from headrace.core.request import Request
+
+MAX_PREEMPTIONS = 2
+
+
+class Policy:
+    """An order of requests: "fcfs" by arrival, "priority" by (priority, arrival); a lower priority value is more urgent.
+
+    A request preempted ``MAX_PREEMPTIONS`` times is protected: it is never a victim again, and it is resumed only when
+    its whole remaining length fits.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.is_priority = name == "priority"
+
+    def key(self, request: Request) -> tuple[int, int]:
+        """Sort key; the smallest is served first."""
+        return (request.priority if self.is_priority else 0, request.sequence)
+
+    def is_protected(self, request: Request) -> bool:
+        """True when the request may not be preempted again."""
+        return request.timeline.num_preemptions >= MAX_PREEMPTIONS
+
+    def victim(self, candidates: Iterable[Request], than: Request) -> Request | None:
+        """The last in order among ``candidates`` that are unprotected and come after ``than``; None if there is none."""
+        floor = self.key(than)
+        best: Request | None = None
+        for request in candidates:
+            if self.key(request) > floor and not self.is_protected(request):
+                if best is None or self.key(request) > self.key(best):
+                    best = request
+        return best
+
+
+class WaitingQueue:
+    """Waiting requests in policy order. Removal is lazy, so a cancel costs O(1)."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._heap: list[tuple[tuple[int, int], Request]] = []
+        self._members: set[Request] = set()
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(sorted(self._members, key=self._policy.key))
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._members
+
+    def push(self, request: Request) -> None:
+        """Add a request at its place in the order."""
+        assert request not in self._members
+        self._members.add(request)
+        heapq.heappush(self._heap, (self._policy.key(request), request))
+
+    def peek(self) -> Request | None:
+        """The first request, or None."""
+        while self._heap and self._heap[0][1] not in self._members:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands."""
+        self._members.discard(request)

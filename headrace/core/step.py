@@ -1,0 +1,91 @@
+"""One step: under construction in ``Scheduler.schedule``, then in flight until its results come."""
+
+from __future__ import annotations
+
+from headrace.core.cost_model import StepFeatures
+from headrace.core.output import NewRequest, SchedulerOutput
+from headrace.core.request import Request
+
+
+class Step:
+    """The batch of one step, on the scheduler's side.
+
+    requests, ends: each request and the position its tokens reach; ``sampled``: those that sample.
+    started: those that the data plane does not hold yet.  grown: those that may have got blocks.
+    num_decodes: running streams among them, which a long step would stall.
+    """
+
+    __slots__ = (
+        "ends",
+        "features",
+        "grown",
+        "num_decodes",
+        "num_tokens",
+        "output",
+        "requests",
+        "sampled",
+        "started",
+        "step_id",
+    )
+
+    def __init__(self, step_id: int) -> None:
+        self.step_id = step_id
+        self.output = SchedulerOutput(step_id)
+        self.requests: list[Request] = []
+        self.ends: list[int] = []
+        self.sampled: list[Request] = []
+        self.started: list[Request] = []
+        self.grown: list[Request] = []
+        self.num_tokens = 0
+        self.num_decodes = 0
+        self.features = StepFeatures()
+
+    def add(self, request: Request, num_tokens: int) -> None:
+        """Give a request its next tokens; it samples if that reaches the last token it knows or awaits."""
+        start = request.num_computed_tokens
+        end = start + num_tokens
+        samples = end == len(request.token_ids) + request.num_placeholders
+        output = self.output
+        if samples:
+            request.num_placeholders += 1
+            output.sampled.append(len(self.requests))
+            self.sampled.append(request)
+        if not request.is_resident:
+            request.is_resident = True
+            self.started.append(request)
+        output.request_ids.append(request.request_id)
+        output.start_positions.append(start)
+        output.num_tokens.append(num_tokens)
+        self.requests.append(request)
+        self.ends.append(end)
+        self.num_tokens += num_tokens
+        request.num_computed_tokens = end
+        request.num_steps_in_flight += 1
+        request.last_step_id = self.step_id
+
+    def count_features(self) -> None:
+        """Fold the batch into ``features`` for the cost model."""
+        output = self.output
+        features = StepFeatures(self.num_tokens, len(self.requests), len(self.sampled))
+        features.kv_tokens_read = sum(self.ends)
+        features.attention_pairs = sum(
+            count * (start + 0.5 * count)
+            for start, count in zip(output.start_positions, output.num_tokens, strict=True)
+        )
+        self.features = features
+
+    def describe_new(self, request: Request) -> None:
+        """Send a request's whole state, which the data plane does not hold."""
+        self.output.new_requests.append(
+            NewRequest(
+                request.request_id,
+                list(request.token_ids),
+                request.num_prompt_tokens,
+                [list(table) for table in request.block_table],
+                request.sampling_params,
+                request.sample_seed,
+                request.child_index,
+                list(request.eos_token_ids),
+                request.next_prompt_logprob if request.wants_prompt_logprobs else 0,
+            )
+        )

@@ -1,0 +1,36 @@
+"""Puts an engine core together from the configuration. The only place that sees all sections at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.config import EngineConfig
+from headrace.core.interfaces import Executor
+from headrace.core.kv_cache_manager import KVCacheManager
+from headrace.core.scheduler import Scheduler
+from headrace.engine.engine_core import EngineCore
+
+
+def build_engine_core(config: EngineConfig, progress: Callable[[str, float], None] | None = None) -> EngineCore:
+    """Load the model, reserve KV memory and return an engine core ready for requests.
+
+    Args:
+        progress: called with (stage, share done in [0, 1]) while loading.
+
+    Raises: CheckpointError, ConfigError.
+    """
+    from headrace.runtime.executor import InProcessExecutor
+
+    return assemble(config, InProcessExecutor.from_config(config, progress))
+
+
+def assemble(config: EngineConfig, executor: Executor) -> EngineCore:
+    """An engine core over a given executor."""
+    kv = KVCacheManager(
+        executor.kv_cache_specs(),
+        executor.num_kv_blocks(),
+        config.cache.block_size,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        min_copy_tokens=config.cache.min_copy_tokens,
+    )
+    return EngineCore(Scheduler(config.scheduler, kv), executor, seed=config.model.seed)
