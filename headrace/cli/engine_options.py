@@ -1,0 +1,124 @@
+"""Command-line flags made from the configuration's sections, and what a command gets of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headrace.config import EngineConfig
+
+_MODEL_HELP = "Hugging Face folder or id, .gguf file, or packaged model name (default smollm2)"
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The engine's configuration, and where each value came from.
+
+    origins: {flat option name: "--block-size" or "settings.yaml"}; options left out have their default.
+    """
+
+    config: EngineConfig
+    origins: dict[str, str]
+
+
+def engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give ``command(settings: EngineSettings, ...)`` the MODEL argument, ``--config`` and one flag a setting.
+
+    The command's own parameters come first in the help; the settings follow, one panel a section.
+    """
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    sections = _section_parameters()
+
+    @functools.wraps(command)
+    def with_settings(**values: Any) -> None:
+        path = values.pop("config_file")
+        options = {name: values.pop(name) for name in ["model", *sections]}
+        command(read_settings(path, options), **values)
+
+    parameters = [_model_parameter(), *own, _config_parameter(), *sections.values()]
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    with_settings.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    with_settings.__annotations__ = {p.name: p.annotation for p in keyword_only}
+    return with_settings
+
+
+def read_settings(path: Path | None, options: dict[str, Any]) -> EngineSettings:
+    """Build the configuration from a YAML file (or none) and flat options that win over it; None is "not given"."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if path is None:
+        config, origins = EngineConfig.from_options(**given), {}
+    else:
+        config = EngineConfig.load(path, **given)
+        origins = dict.fromkeys(_names_in(path), path.name)
+    for name in given:
+        origins[name] = "MODEL" if name == "model" else flag_of(name)
+    return EngineSettings(config, origins)
+
+
+def flag_of(name: str) -> str:
+    """The command-line spelling of an option."""
+    return "--" + name.replace("_", "-")
+
+
+def _names_in(path: Path) -> list[str]:
+    import yaml
+
+    nested = yaml.safe_load(path.read_text()) or {}
+    return [name for section in nested.values() for name in section]
+
+
+def _model_parameter() -> inspect.Parameter:
+    annotation = Annotated[
+        str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, show_default=False)
+    ]
+    return inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _config_parameter() -> inspect.Parameter:
+    option = typer.Option(
+        "--config", metavar="FILE.yaml", help="settings as YAML, nested by section; flags win"
+    )
+    return inspect.Parameter(
+        "config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, option]
+    )
+
+
+def _section_parameters() -> dict[str, inspect.Parameter]:
+    """One keyword parameter for each setting but the model itself."""
+    parameters: dict[str, inspect.Parameter] = {}
+    for section in dataclasses.fields(EngineConfig):
+        owner = typing.cast(type, section.default_factory)
+        hints = typing.get_type_hints(owner)
+        for setting in dataclasses.fields(owner):
+            if setting.name != "model":
+                parameters[setting.name] = _setting_parameter(section.name, setting, hints[setting.name])
+    return parameters
+
+
+def _setting_parameter(section: str, setting: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+    flag = flag_of(setting.name)
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if hint is bool else flag,
+        help=setting.metadata["doc"] + _default_note(setting.default),
+        show_default=False,
+        rich_help_panel=f"Engine: {section}",
+    )
+    annotation = Annotated[hint | None, option]
+    return inspect.Parameter(
+        setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def _default_note(default: Any) -> str:
+    if default is None:
+        return ""
+    shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
+    return f" (default {shown})"

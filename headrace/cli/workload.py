@@ -1,0 +1,54 @@
+"""Workload files for ``headrace bench``: named lists of token-id prompts with the length of each answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigError
+
+_SHAPE = '{"name": [{"prompt_ids": [1, 2, 3], "output_len": 16}, …], …}'
+
+
+@dataclass(frozen=True)
+class WorkloadRequest:
+    """One prompt, and how many tokens are generated after it."""
+
+    prompt_ids: list[int]
+    output_len: int
+
+
+def read_workloads(path: Path, only: list[str] | None = None) -> dict[str, list[WorkloadRequest]]:
+    """The file's workloads, or those named in ``only``, in the file's order. Entries that are no list are notes.
+
+    Raises: ConfigError for a file that cannot be read, has another shape, or lacks a name of ``only``.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read workload file {str(path)!r}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"workload file {str(path)!r} must look like {_SHAPE}")
+    lists = {name: rows for name, rows in content.items() if isinstance(rows, list)}
+    for name in only or []:
+        if name not in lists:
+            raise ConfigError(f"workload file {str(path)!r} has no {name!r}; it has: {', '.join(lists)}")
+    if not lists:
+        raise ConfigError(
+            f"workload file {str(path)!r} holds no list of requests; it must look like {_SHAPE}"
+        )
+    return {
+        name: [_request(row, f"{name}[{index}]") for index, row in enumerate(rows)]
+        for name, rows in lists.items()
+        if not only or name in only
+    }
+
+
+def _request(row: Any, where: str) -> WorkloadRequest:
+    if isinstance(row, dict):
+        ids, length = row.get("prompt_ids"), row.get("output_len")
+        if isinstance(ids, list) and type(length) is int and length >= 1 and all(type(i) is int for i in ids):
+            return WorkloadRequest(ids, length)
+    raise ConfigError(f"workload entry {where} must have integer prompt_ids and output_len >= 1")
