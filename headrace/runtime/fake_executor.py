@@ -263,6 +263,7 @@ class FakeRequest:
         self.num_prompt_tokens = new.num_prompt_tokens
         self.params = new.sampling_params
         self.child_index = new.child_index
+        self.prompt_logprobs_from = new.prompt_logprobs_from
         self.sequence = FakeSequence(new.request_id, new.block_ids)
         self.append(new.token_ids)
 
@@ -273,9 +274,9 @@ class FakeRequest:
 
     def prompt_logprobs(self, start: int, count: int, vocab_size: int) -> list[TokenLogprobs]:
         """Entries for the prompt tokens after each of ``count`` positions from ``start``, as the real runner gives."""
-        if self.params.prompt_logprobs is None:
+        if not self.prompt_logprobs_from or self.params.prompt_logprobs is None:
             return []
-        first = max(start + 1, self.params.logprobs_from)
+        first = max(start + 1, self.prompt_logprobs_from)
         tokens = self.token_ids[first : min(start + count + 1, self.num_prompt_tokens)]
         return [fake_logprobs(token, self.params.prompt_logprobs, vocab_size) for token in tokens]
 
