@@ -11,13 +11,17 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from headrace.checkpoint.gguf_types import GGMLType
-from headrace.errors import CheckpointError
+from headrace.checkpoint.model_config import ModelArchitecture
+from headrace.checkpoint.source import ModelSource
+from headrace.errors import CheckpointError, ConfigError
 from headrace.loader.ggml_dequantize import dequantize_ggml
+from headrace.loader.tensor_names import expected_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +119,7 @@ class WeightData:
 
 
 class WeightSource(ABC):
-    """The tensors of one model. Sources differ in ``_read`` and ``file_of`` only.
+    """The tensors of one model. Sources differ in ``_read``, ``file_of`` and ``label`` only.
 
     Args:
         where: the folder or file, for errors.
@@ -161,7 +165,7 @@ class WeightSource(ABC):
         shape = self._shapes.get(name)
         if shape is None:
             raise CheckpointError(
-                f"{self.where}: tensor '{name}' is missing; there are {len(self._shapes)} others"
+                f"{self.where}: tensor {self.label(name)} is missing; there are {len(self._shapes)} others"
             )
         return shape
 
@@ -179,16 +183,23 @@ class WeightSource(ABC):
             CheckpointError: the tensor is missing, has another shape, or does not reach as far as ``index``.
         """
         stored = self.shape(name)
-        if shape is not None and stored != shape:
-            raise CheckpointError(
-                f"{self.file_of(name)}: tensor '{name}' has shape {list(stored)}, but the model needs {list(shape)}"
-            )
+        if shape is not None:
+            self.check_shape(name, shape)
         data = self._read(name, self._whole_index(name, stored, index or ()))
         self._used.add(name)
         self.bytes_read += data.num_bytes
         if self._progress is not None:
             self._progress(self.bytes_read, self.total_bytes)
         return data
+
+    def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises CheckpointError, naming tensor and file, when the whole tensor has another shape or is missing."""
+        stored = self.shape(name)
+        if stored != shape:
+            raise CheckpointError(
+                f"{self.file_of(name)}: tensor {self.label(name)} has shape {list(stored)}, but the model needs "
+                f"{list(shape)}"
+            )
 
     def unused_names(self) -> list[str]:
         """Tensors that nothing asked for, but for those known to be of no use."""
@@ -200,12 +211,16 @@ class WeightSource(ABC):
             self._progress(self.total_bytes, self.total_bytes)
         unused = self.unused_names()
         if unused:
-            shown = ", ".join(unused[:5]) + (", …" if len(unused) > 5 else "")
+            shown = ", ".join(map(self.label, unused[:5])) + (", …" if len(unused) > 5 else "")
             logger.warning("%s: %d tensors are not used by the model: %s", self.where, len(unused), shown)
 
     def file_of(self, name: str) -> str:
         """The file that holds the tensor, for errors."""
         return self.where
+
+    def label(self, name: str) -> str:
+        """The tensor's name as errors show it."""
+        return f"'{name}'"
 
     @abstractmethod
     def _read(self, name: str, index: Index) -> WeightData:
@@ -221,8 +236,61 @@ class WeightSource(ABC):
             start, stop = part.start or 0, size if part.stop is None else part.stop
             if not 0 <= start <= stop <= size:
                 raise CheckpointError(
-                    f"{self.file_of(name)}: tensor '{name}' has shape {list(shape)}; rows {start} to {stop} of "
-                    f"dimension {dim} do not exist"
+                    f"{self.file_of(name)}: tensor {self.label(name)} has shape {list(shape)}; rows {start} to "
+                    f"{stop} of dimension {dim} do not exist"
                 )
             full.append(slice(start, stop))
         return tuple(full)
+
+
+def open_weights(
+    source: ModelSource,
+    arch: ModelArchitecture,
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+    device: torch.device | str = "cpu",
+) -> WeightSource:
+    """Opens the weights of ``source`` and checks that all tensors of ``arch`` are there in the right shape.
+
+    Args:
+        source: the model on disk; not looked at when ``load_format`` is "dummy".
+        load_format: "auto" takes what the source is; "dummy" makes random weights from ``arch`` alone.
+        seed: of dummy weights.
+        progress: told after each tensor.
+        device: where dummy weights are made; others are read to the CPU and move when they are dequantized.
+
+    Raises:
+        ConfigError: ``load_format`` is not what the source is.
+        CheckpointError: a file is missing, cut or corrupt, a tensor is missing or has another shape.
+    """
+    from headrace.loader.dummy import DummySource
+    from headrace.loader.gguf import GGUFSource
+    from headrace.loader.safetensors import SafetensorsSource
+
+    if load_format == "dummy":
+        return DummySource(arch, seed, device, progress)
+    actual = "gguf" if source.kind == "gguf" else "safetensors"
+    if load_format not in ("auto", actual):
+        raise ConfigError(
+            f"load_format='{load_format}' does not fit {source.path}, which holds {actual} weights; use 'auto', "
+            f"'{actual}' or 'dummy'"
+        )
+    opened: type[GGUFSource] | type[SafetensorsSource] = GGUFSource if actual == "gguf" else SafetensorsSource
+    weights = opened.open(source.path, arch, progress)
+    # The tensors of a checkpoint with quantized linears depend on the method, which asks for what it needs.
+    if actual == "gguf" or arch.quantization is None:
+        _check_tensors(weights, expected_tensors(arch))
+    return weights
+
+
+def _check_tensors(weights: WeightSource, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Before anything is loaded: all there, all of the right shape."""
+    missing = [name for name in expected if not weights.has(name)]
+    if missing:
+        shown = ", ".join(map(weights.label, missing[:5])) + (", …" if len(missing) > 5 else "")
+        raise CheckpointError(
+            f"{weights.where}: {len(missing)} of {len(expected)} tensors are missing: {shown}"
+        )
+    for name, shape in expected.items():
+        weights.check_shape(name, shape)
