@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 from headrace.errors import CheckpointError, UnsupportedModelError
 
@@ -154,7 +154,7 @@ def _entry(path: Path, name: str, item: Any, data_start: int) -> SafetensorsEntr
     return SafetensorsEntry(path, dtype, tuple(shape), data_start + begin, data_start + end)
 
 
-def _are_sizes(value: Any) -> bool:
+def _are_sizes(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(
         isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 1 << 62 for item in value
     )
