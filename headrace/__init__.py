@@ -16,7 +16,15 @@ _EXPORTS = {
     "Logprob": "headrace.outputs",
     "HeadraceError": "headrace.errors",
 }
-__all__ = ["AsyncLLM", "CompletionOutput", "HeadraceError", "LLM", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "AsyncLLM",
+    "CompletionOutput",
+    "HeadraceError",
+    "LLM",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 if TYPE_CHECKING:
     from headrace.engine.async_llm import AsyncLLM

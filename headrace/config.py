@@ -54,7 +54,9 @@ class CacheConfig:
         "auto", "type of cached keys and values; auto is the compute type"
     )
     enable_prefix_caching: bool = knob(True, "reuse the KV of prompts that start alike")
-    min_copy_tokens: int = knob(4, "a match ending inside a block is copied from this many tokens, else recomputed")
+    min_copy_tokens: int = knob(
+        4, "a match ending inside a block is copied from this many tokens, else recomputed"
+    )
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,9 @@ class SchedulerConfig:
         "continuous", "prefill-first and static exist for measuring against"
     )
     policy: Literal["fcfs", "priority"] = knob("fcfs", "order of waiting requests; priority preempts")
-    max_prefill_chunk: int | None = knob(None, "tokens of one prompt in one step at most; the budget by default")
+    max_prefill_chunk: int | None = knob(
+        None, "tokens of one prompt in one step at most; the budget by default"
+    )
     max_steps_outstanding: int = knob(2, "steps in flight (D): 1 no overlap, 2 overlap, more for pipelines")
     max_waiting_requests: int = knob(4096, "waiting requests; more are refused with a CapacityError")
 
@@ -232,7 +236,9 @@ def _verify(config: EngineConfig) -> None:
             raise ConfigError(f"{name} must be in [{low:g}, {high:g}]; got {value:g}")
     size = config.cache.block_size
     if size & (size - 1):
-        raise ConfigError(f"block_size must be a power of two; got {size}: try {1 << (size.bit_length() - 1)}")
+        raise ConfigError(
+            f"block_size must be a power of two; got {size}: try {1 << (size.bit_length() - 1)}"
+        )
     scheduler = config.scheduler
     if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
         raise ConfigError(

@@ -3,8 +3,8 @@
     python benchmarks/core/bench_kv_use.py
 
 Runs ShareGPT lengths (benchmarks/data/sharegpt_lens.json: prompt and answer tokens) through the engine core over the
-fake executor with D = 2, and prints: slots that hold tokens over slots of blocks that requests hold, averaged over steps
-(blocks held only by the fence are reported apart); then, with a pool of half the peak that free running would take,
+fake executor with D = 2, and prints: slots that hold tokens over slots of blocks that requests hold, averaged over
+steps (blocks held only by the fence are reported apart); then, with a pool of half the peak that free running would take,
 recomputed over useful tokens and the most often that one request was preempted.
 """
 
@@ -28,11 +28,19 @@ SPECS = [KVCacheSpec("full", (0,), 1)]
 LENGTHS = Path(__file__).parent.parent / "data" / "sharegpt_lens.json"
 
 
-def run(lengths: list[tuple[int, int]], num_blocks: int, block_size: int, max_tokens: int | None, seats: int) -> None:
+def run(
+    lengths: list[tuple[int, int]], num_blocks: int, block_size: int, max_tokens: int | None, seats: int
+) -> None:
     rng = random.Random(0)
     ends: dict[str, int] = {}
     executor = FakeExecutor(
-        SPECS, num_blocks, block_size, lag=1, verify=False, vocab_size=50000, next_token=lambda ids, _: len(ids) % 40000
+        SPECS,
+        num_blocks,
+        block_size,
+        lag=1,
+        verify=False,
+        vocab_size=50000,
+        next_token=lambda ids, _: len(ids) % 40000,
     )
     config = SchedulerConfig(max_num_seqs=seats, max_num_batched_tokens=4096, max_steps_outstanding=2)
     core = EngineCore(Scheduler(config, KVCacheManager(SPECS, num_blocks, block_size)), executor, seed=0)
@@ -72,7 +80,9 @@ def main() -> None:
     lengths = [(p, o) for p, o in json.loads(LENGTHS.read_text())][: args.requests]
     print("roomy:")
     run(lengths, 12000, 16, None, args.seats)
-    print("a pool for half of what 256 requests take at their ends, answers' lengths known (max_tokens exact):")
+    print(
+        "a pool for half of what 256 requests take at their ends, answers' lengths known (max_tokens exact):"
+    )
     need = sum(-(-(p + o) // 16) for p, o in lengths) * args.seats // len(lengths)
     run(lengths, need // 2, 16, None, args.seats)
     print("the same, lengths unknown (max_tokens 2048 or more, answers stop by a stop token):")

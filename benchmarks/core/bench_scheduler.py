@@ -50,7 +50,8 @@ def bench_host(num_requests: int, prompt: int, steps: int) -> None:
     core = make_core(num_requests, executor, num_blocks, 1)
     submit(core, num_requests, prompt, steps + 64)
     scheduler = core.scheduler
-    while len(scheduler.running) < num_requests or any(r.num_output_tokens == 0 for r in scheduler.running):
+    running = scheduler.lifecycle.running
+    while len(running) < num_requests or any(r.num_output_tokens == 0 for r in running):
         output = scheduler.schedule()
         assert output is not None
         scheduler.update_from_output(results_of(output))

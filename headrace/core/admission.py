@@ -38,7 +38,9 @@ class OutputLengthEstimator:
         """Expected tokens still to be generated, at least one tenth of what it has generated already."""
         left = request.max_total_tokens - request.num_tokens
         share = min(1.0, self._mean + self._deviation)
-        expected = max(share * request.max_tokens - request.num_output_tokens, _MARGIN * request.num_output_tokens)
+        expected = max(
+            share * request.max_tokens - request.num_output_tokens, _MARGIN * request.num_output_tokens
+        )
         return min(left, int(expected) + 1)
 
 

@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from headrace.core.admission import OutputLengthEstimator
+from headrace.core.lifecycle import RUNNING, Lifecycle
 from headrace.core.output import EngineCoreOutput, ModelRunnerOutput
-from headrace.core.request import FinishReason, Request, RequestStatus
+from headrace.core.request import FinishReason, Request
 from headrace.core.step import Step
 
-if TYPE_CHECKING:
-    from headrace.core.scheduler import Scheduler
 
-
-def complete_step(scheduler: Scheduler, step: Step, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+def complete_step(
+    lifecycle: Lifecycle, estimator: OutputLengthEstimator, step: Step, output: ModelRunnerOutput
+) -> list[EngineCoreOutput]:
     """Apply the results of the oldest step in flight; the news of every request that has some."""
-    _commit_progress(scheduler, step)
+    _commit_progress(lifecycle, step)
     news: list[EngineCoreOutput] = []
     if output.prompt_logprobs:
         _deliver_prompt_logprobs(step, output, news)
-    any_finished = bool(output.errors) and _fail_requests(scheduler, step, output, news)
+    any_finished = bool(output.errors) and _fail_requests(lifecycle, step, output, news)
+    now = lifecycle.clock()
     for request, tokens in _sampled_pairs(step, output):
-        if request.status is RequestStatus.FINISHED:
+        if request.is_finished:
             continue  # it ran ahead of its end, or was cancelled: the tokens are discarded
         request.num_placeholders -= 1
-        item = _commit_tokens(scheduler, request, tokens, output)
+        item = EngineCoreOutput(
+            request.parent_id, request.child_index, num_cached_tokens=request.num_cached_tokens
+        )
         news.append(item)
-        any_finished = any_finished or item.finish_reason is not None
+        reason = _commit_tokens(request, tokens, now, item)
+        if output.logprobs and request.request_id in output.logprobs:
+            item.logprobs = output.logprobs[request.request_id][: len(item.new_token_ids)]
+        if reason is not None:
+            any_finished = True
+            estimator.observe(request)
+            finish(lifecycle, request, item, reason, _stop_reason(request, reason))
     if any_finished:
-        scheduler.drop_finished()
+        lifecycle.drop_stopped()
     return news
 
 
-def _commit_progress(scheduler: Scheduler, step: Step) -> None:
-    """The step's KV is in place: full blocks enter the radix tree."""
-    kv = scheduler.kv
+def _commit_progress(lifecycle: Lifecycle, step: Step) -> None:
+    """The step's KV is in place: blocks that it filled may enter the radix tree."""
+    kv = lifecycle.kv
     block_size = kv.block_size
     for request, end in zip(step.requests, step.ends, strict=True):
         request.num_steps_in_flight -= 1
-        if request.status is RequestStatus.RUNNING:
+        if request.status is RUNNING:
             before = request.num_committed_tokens
             request.num_committed_tokens = end
             if end // block_size != before // block_size:
@@ -52,36 +60,33 @@ def _sampled_pairs(step: Step, output: ModelRunnerOutput) -> list[tuple[Request,
 
 
 def _commit_tokens(
-    scheduler: Scheduler, request: Request, tokens: list[int], output: ModelRunnerOutput
-) -> EngineCoreOutput:
-    """Append sampled tokens up to the first that ends the request."""
-    token_ids, stop_ids = request.token_ids, request.stop_token_ids
-    now = scheduler.clock()
-    count = 0
-    reason: FinishReason | None = None
-    for token in tokens:
+    request: Request, tokens: list[int], now: float, item: EngineCoreOutput
+) -> FinishReason | None:
+    """Append sampled tokens up to the first that ends the request; the reason if one does."""
+    token_ids, stop_ids, times = request.token_ids, request.stop_token_ids, request.timeline.token_times
+    for count, token in enumerate(tokens, 1):
         token_ids.append(token)
-        request.timeline.token_times.append(now)
-        count += 1
+        times.append(now)
+        reason = None
         if token in stop_ids and request.num_output_tokens > request.sampling_params.min_tokens:
             reason = FinishReason.STOP
-            break
-        if len(token_ids) >= request.max_total_tokens:
+        elif len(token_ids) >= request.max_total_tokens:
             reason = FinishReason.LENGTH
-            break
-    item = EngineCoreOutput(request.parent_id, request.child_index, tokens[:count])
-    if output.logprobs:
-        logprobs = output.logprobs.get(request.request_id)
-        item.logprobs = logprobs[:count] if logprobs is not None else None
-    item.num_cached_tokens = request.num_cached_tokens
-    if reason is not None:
-        is_stop_token = reason is FinishReason.STOP and token not in request.eos_token_ids
-        finish(scheduler, request, item, reason, token if is_stop_token else None)
-    return item
+        if reason is not None:
+            item.new_token_ids = tokens[:count]
+            return reason
+    item.new_token_ids = tokens
+    return None
+
+
+def _stop_reason(request: Request, reason: FinishReason) -> int | None:
+    """The stop token that ended it; None for the model's own end of sequence, and for other reasons."""
+    token = request.token_ids[-1]
+    return token if reason is FinishReason.STOP and token not in request.eos_token_ids else None
 
 
 def finish(
-    scheduler: Scheduler,
+    lifecycle: Lifecycle,
     request: Request,
     item: EngineCoreOutput,
     reason: FinishReason,
@@ -89,7 +94,7 @@ def finish(
     message: str | None = None,
 ) -> None:
     """End ``request`` and let ``item`` say so."""
-    scheduler.finish(request, reason, stop_reason, message)
+    lifecycle.finish(request, reason, stop_reason, message)
     item.finish_reason, item.stop_reason, item.message = reason.value, stop_reason, message
     item.num_cached_tokens = request.num_cached_tokens
     item.timeline = request.timeline
@@ -104,13 +109,13 @@ def _deliver_prompt_logprobs(step: Step, output: ModelRunnerOutput, news: list[E
 
 
 def _fail_requests(
-    scheduler: Scheduler, step: Step, output: ModelRunnerOutput, news: list[EngineCoreOutput]
+    lifecycle: Lifecycle, step: Step, output: ModelRunnerOutput, news: list[EngineCoreOutput]
 ) -> bool:
     """Requests whose own step failed end alone, with the message."""
     for request in step.requests:
         message = output.errors.get(request.request_id)
         if message is not None and not request.is_finished:
             item = EngineCoreOutput(request.parent_id, request.child_index)
-            finish(scheduler, request, item, FinishReason.ERROR, message=message)
+            finish(lifecycle, request, item, FinishReason.ERROR, message=message)
             news.append(item)
     return True

@@ -11,7 +11,7 @@ MAX_PREEMPTIONS = 2
 
 
 class Policy:
-    """An order of requests: "fcfs" by arrival, "priority" by (priority, arrival); a lower priority value is more urgent.
+    """An order of requests: "fcfs" by arrival, "priority" by (priority, arrival); a lower value is more urgent.
 
     A request preempted ``MAX_PREEMPTIONS`` times is protected: it is never a victim again, and it is resumed only when
     its whole remaining length fits.
@@ -29,14 +29,10 @@ class Policy:
         return request.timeline.num_preemptions >= MAX_PREEMPTIONS
 
     def victim(self, candidates: Iterable[Request], than: Request) -> Request | None:
-        """The last in order among ``candidates`` that are unprotected and come after ``than``; None if there is none."""
+        """The last in order of ``candidates`` that are unprotected and come after ``than``, or None."""
         floor = self.key(than)
-        best: Request | None = None
-        for request in candidates:
-            if self.key(request) > floor and not self.is_protected(request):
-                if best is None or self.key(request) > self.key(best):
-                    best = request
-        return best
+        later = [r for r in candidates if self.key(r) > floor and not self.is_protected(r)]
+        return max(later, key=self.key, default=None)
 
 
 class WaitingQueue:

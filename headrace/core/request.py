@@ -1,8 +1,8 @@
 """A request and its state machine.
 
-    QUEUED -> PREPARING (grammar compiling, KV loading, waiting for a sibling's prompt) -> QUEUED
-    QUEUED -> RUNNING <-> PREEMPTED
-    any    -> FINISHED(reason)
+QUEUED -> PREPARING (grammar compiling, KV loading, waiting for a sibling's prompt) -> QUEUED
+QUEUED -> RUNNING <-> PREEMPTED
+any    -> FINISHED(reason)
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from headrace.config import SchedulerConfig
 from headrace.core import fork
@@ -14,23 +14,20 @@ from headrace.core.completion import complete_step
 from headrace.core.cost_model import CostModel
 from headrace.core.interfaces import Clock
 from headrace.core.kv_cache_manager import KVCacheManager
+from headrace.core.lifecycle import RUNNING, Lifecycle
 from headrace.core.output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
-from headrace.core.policy import Policy, WaitingQueue
-from headrace.core.preparation import Preparation, TierLoads
-from headrace.core.request import FinishReason, Request, RequestStatus
+from headrace.core.policy import Policy
+from headrace.core.preparation import TierLoads
+from headrace.core.request import Request
 from headrace.core.step import Step
 from headrace.errors import CapacityError
-
-
-RUNNING = RequestStatus.RUNNING
 
 
 class Scheduler:
     """Gives every request tokens until ``num_computed_tokens`` reaches what it knows, within one budget a step.
 
     ``schedule`` may be called again before the results of earlier steps are in; ``update_from_output`` takes results
-    in step order. A request is in exactly one place: ``waiting`` (QUEUED, PREEMPTED), ``preparation`` (PREPARING) or
-    ``running`` (RUNNING).
+    in step order. Who is where is in ``lifecycle``.
     """
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager, clock: Clock = time.monotonic) -> None:
@@ -41,47 +38,20 @@ class Scheduler:
         self.policy = Policy(config.policy)
         self.batching = make_batching(config.batching, self.cost_model, config.max_stall_ms)
         self.admission = Admission(self.policy, kv.blocks_per_token, kv.num_blocks)
+        self.lifecycle = Lifecycle(kv, self.policy, clock)
         self.tier_loads = TierLoads(kv.tier) if kv.tier is not None else None
-        self.requests: dict[str, Request] = {}
-        self.running: list[Request] = []
-        self.waiting = WaitingQueue(self.policy)
-        self.preparation = Preparation()
+        self.in_flight: deque[Step] = deque()
         self.last_step_id = 0
         self.completed_step_id = 0
-        self.num_preemptions = 0
-        self.num_recomputed_tokens = 0
         self.num_computed_tokens = 0
-        self.in_flight: deque[Step] = deque()
-        self._removed_ids: list[str] = []
-        self._appended_ids: dict[str, list[int]] = {}
-        self._num_arrived = 0
-
-    # ---- requests come and go -------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        """Queue a request, or hold it while its leader computes the prompt.
+        """Queue a request.
 
         Raises: CapacityError when the queue is full or the request can never fit into the KV cache.
         """
-        self._check_capacity(request)
-        request.sequence = self._num_arrived
-        self._num_arrived += 1
-        self.requests[request.request_id] = request
-        now = self.clock()
-        request.timeline.stamp("QUEUED", now)
-        if fork.is_ready(request):
-            self.waiting.push(request)
-        else:
-            self.preparation.hold(request, fork.is_ready, now, "waits for its sibling's prompt")
-
-    def hold(self, request: Request, is_ready: Callable[[Request], bool], cause: str) -> None:
-        """Keep a queued request PREPARING until ``is_ready`` says so (a grammar that compiles, say)."""
-        self.waiting.remove(request)
-        self.preparation.hold(request, is_ready, self.clock(), cause)
-
-    def _check_capacity(self, request: Request) -> None:
         limit = self.config.max_waiting_requests
-        if len(self.waiting) + len(self.preparation) >= limit:
+        if self.lifecycle.num_waiting >= limit:
             raise CapacityError(
                 f"{limit} requests are waiting already, the limit max_waiting_requests; try again later",
                 code="queue_full",
@@ -89,70 +59,27 @@ class Scheduler:
         most = self.kv.max_tokens_of_one_request()
         if request.num_prompt_tokens + 1 > most:
             raise CapacityError(
-                f"a prompt of {request.num_prompt_tokens} tokens can never fit: the KV cache holds {most} tokens of one "
-                f"request; raise kv_cache_bytes or shorten the prompt",
+                f"a prompt of {request.num_prompt_tokens} tokens can never fit: the KV cache holds {most} tokens "
+                f"of one request; raise kv_cache_bytes or shorten the prompt",
                 param="prompt",
                 code="context_length_exceeded",
             )
         request.max_total_tokens = min(request.max_total_tokens, most)
-
-    def finish(
-        self,
-        request: Request,
-        reason: FinishReason,
-        stop_reason: int | str | None = None,
-        message: str | None = None,
-    ) -> None:
-        """End a request in any state; its blocks wait for the fence, the samples of steps in flight are discarded."""
-        if request.is_finished:
-            return
-        self._forget(request)
-        self.waiting.remove(request)
-        self.preparation.remove(request)
-        if request.block_table:
-            self.kv.free(request)
-        request.finish_reason, request.stop_reason, request.message = reason, stop_reason, message
-        request.move_to(RequestStatus.FINISHED, self.clock(), reason.value)
-        del self.requests[request.request_id]
-        if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
-            self.admission.estimator.observe(request)
-
-    def _forget(self, request: Request) -> None:
-        """Tell the data plane, with the next step, to drop what it holds of a request."""
-        if request.is_resident:
-            request.is_resident = False
-            self._removed_ids.append(request.request_id)
-        self._appended_ids.pop(request.request_id, None)
-
-    def drop_finished(self) -> None:
-        """Take finished requests out of ``running``; once after a batch of ``finish`` calls."""
-        self.running = [request for request in self.running if request.status is RUNNING]
-
-    def append_tokens(self, request: Request, token_ids: list[int]) -> None:
-        """Add tokens known on the host (forced by a grammar, chosen by a beam) after all tokens known so far.
-
-        The request must have no step in flight (``may_run_ahead`` False); they are computed as one chunk.
-        """
-        assert request.num_steps_in_flight == 0 and not request.is_finished
-        request.token_ids += token_ids
-        if request.status is RUNNING:
-            self._appended_ids.setdefault(request.request_id, []).extend(token_ids)
+        self.lifecycle.add(request)
 
     # ---- one step -------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput | None:
         """Compose the next step; None when nothing can run before results of earlier steps come in."""
         step = Step(self.last_step_id + 1)
-        self._collect_prepared()
-        for stages in self.batching.stages(len(self.running)):
+        self.lifecycle.collect_prepared()
+        for stages in self.batching.stages(len(self.lifecycle.running)):
             for stage in stages:
                 self._run_stage(stage, step)
             if step.requests:
-                break
-        if not step.requests:
-            self._break_deadlock()
-            return None
-        return self._launch(step)
+                return self._launch(step)
+        self._break_deadlock()
+        return None
 
     def _run_stage(self, stage: Stage, step: Step) -> None:
         if stage is Stage.DECODE:
@@ -162,18 +89,9 @@ class Scheduler:
         else:
             self._admit_waiting(step)
 
-    def _collect_prepared(self) -> None:
-        """Requests whose wait is over go on: those that hold blocks run, the others queue."""
-        for request in self.preparation.take_ready():
-            if request.block_table:
-                self._start(request, "cache tier loaded")
-            else:
-                request.move_to(RequestStatus.QUEUED, self.clock(), "prepared")
-                self.waiting.push(request)
-
     def _schedule_decodes(self, step: Step) -> None:
         """Running streams: one token each, memory permitting."""
-        for request in self.running:
+        for request in self.lifecycle.running:
             known = len(request.token_ids) + request.num_placeholders
             start = request.num_computed_tokens
             if known - start != 1 or known >= request.max_total_tokens or request.status is not RUNNING:
@@ -182,35 +100,22 @@ class Scheduler:
                 continue
             if request.group_id is not None:
                 self._schedule_group(step, request.group_id)
-                continue
-            if start < request.capacity_tokens or self._make_room(request, known, step):
+            elif start < request.capacity_tokens or self._make_room(request, known, step):
                 step.add(request, 1)
         step.num_decodes = len(step.requests)
 
     def _schedule_group(self, step: Step, group_id: str) -> None:
         """A co-schedule group decodes together or not at all."""
-        members = [request for request in self.running if request.group_id == group_id]
-        if any(not self._can_decode(request) or request.last_step_id == step.step_id for request in members):
+        members = [request for request in self.lifecycle.running if request.group_id == group_id]
+        if any(not _can_decode(member) or member.last_step_id == step.step_id for member in members):
             return
-        for request in members:
-            if not self._make_room(request, request.num_computed_tokens + 1, step):
-                return
-        for request in members:
-            step.add(request, 1)
-
-    def _can_decode(self, request: Request) -> bool:
-        known = len(request.token_ids) + request.num_placeholders
-        waits = bool(request.num_steps_in_flight) and not request.may_run_ahead
-        return (
-            request.status is RUNNING
-            and known - request.num_computed_tokens == 1
-            and known < request.max_total_tokens
-            and not waits
-        )
+        if all(self._make_room(member, member.num_computed_tokens + 1, step) for member in members):
+            for member in members:
+                step.add(member, 1)
 
     def _schedule_chunks(self, step: Step) -> None:
         """Running requests with several tokens to compute, in order, as far as the budget goes."""
-        for request in list(self.running):
+        for request in self.lifecycle.running:
             if request.status is not RUNNING or request.last_step_id == step.step_id:
                 continue
             start = request.num_computed_tokens
@@ -219,7 +124,7 @@ class Scheduler:
                 continue
             num_tokens = self._chunk(step, start, wanted)
             if num_tokens <= 0:
-                break
+                return
             if self._make_room(request, start + num_tokens, step):
                 step.add(request, num_tokens)
 
@@ -233,15 +138,15 @@ class Scheduler:
         step.count_features()
         return self.batching.chunk_tokens(step.num_decodes, step.features, start, wanted)
 
-    # ---- admission and preemption ---------------------------------------------------------------------------
+    # ---- admission ------------------------------------------------------------------------------------------
 
     def _admit_waiting(self, step: Step) -> None:
         """Waiting requests in policy order, until one does not fit; nobody overtakes it."""
         while step.num_tokens < self.config.max_num_batched_tokens:
-            request = self.waiting.peek()
+            request = self.lifecycle.waiting.peek()
             if request is None or request.num_steps_in_flight:
                 return
-            has_seat = len(self.running) < self.config.max_num_seqs
+            has_seat = len(self.lifecycle.running) < self.config.max_num_seqs
             if not (has_seat and self._admit(request, step)) and not self._preempt_for(request, step):
                 return
 
@@ -260,14 +165,13 @@ class Scheduler:
             return False
         if not self.kv.admit(request, match, start + num_tokens, step.step_id):
             return False
-        self.waiting.remove(request)
         if self.tier_loads is not None and extra:
             self.tier_loads.start(request, match.num_tokens, extra)
             if is_async:
-                self.preparation.hold(request, self.tier_loads.is_loaded, self.clock(), "loads from a cache tier")
+                self.lifecycle.prepare(request, self.tier_loads.is_loaded, "loads from a cache tier")
                 return True
             self.tier_loads.finish_sync(request)
-        self._start(request, "admitted")
+        self.lifecycle.start(request, "admitted")
         step.add(request, num_tokens)
         return True
 
@@ -276,9 +180,9 @@ class Scheduler:
         leader = request.parent
         assert leader is not None
         rest = request.num_tokens - shared
-        if self._chunk(step, shared, rest) < rest:
-            return False
-        if not self._fits(request, self.kv.blocks_to_fork(request, shared)):
+        if self._chunk(step, shared, rest) < rest or not self._fits(
+            request, self.kv.blocks_to_fork(request, shared)
+        ):
             return False
         if not self.kv.fork(leader, request, shared, step.step_id):
             return False
@@ -286,27 +190,16 @@ class Scheduler:
             self.kv.free(request)
             return False
         request.num_cached_tokens = leader.num_cached_tokens
-        self.waiting.remove(request)
-        self._start(request, "forked from its sibling")
+        self.lifecycle.start(request, "forked from its sibling")
         step.add(request, rest)
         return True
 
     def _fits(self, request: Request, needed: int) -> bool:
-        if not self.running:
-            return True
-        kv = self.kv
-        held = kv.num_blocks - kv.num_usable_blocks - kv.num_fenced_blocks
-        return self.admission.fits([request], needed, self.running, held)
+        """True if memory holds the request beside what is promised to the running ones."""
+        running = self.lifecycle.running
+        return not running or self.admission.fits([request], needed, running, self.kv.num_held_blocks)
 
-    def _start(self, request: Request, cause: str) -> None:
-        """The request runs from this step on; the data plane gets its whole state with the step."""
-        if request.timeline.num_preemptions:
-            self.num_recomputed_tokens -= request.num_computed_tokens
-        request.move_to(RequestStatus.RUNNING, self.clock(), cause)
-        self.running.append(request)
-        if self.policy.is_priority:
-            self.running.sort(key=self.policy.key)
-        request.is_resident = False
+    # ---- memory pressure ------------------------------------------------------------------------------------
 
     def _make_room(self, request: Request, num_tokens: int, step: Step) -> bool:
         """Get blocks for ``num_tokens`` tokens, preempting those after it in order; False if it must wait or went."""
@@ -337,87 +230,66 @@ class Scheduler:
     def _preemptible(self, step: Step) -> Iterable[Request]:
         """Running requests that are not part of the step being composed, nor is any of their group."""
         busy = {request.group_id for request in step.requests if request.group_id is not None}
-        for request in self.running:
+        for request in self.lifecycle.running:
             if request.last_step_id != step.step_id and request.group_id not in busy:
                 yield request
 
     def _preempt(self, request: Request, cause: str) -> None:
-        """Free a request's blocks (and its group's) and queue it again at its old place; it recomputes what the
-        cache loses. Samples of its steps in flight still count."""
-        group = request.group_id
-        members = [request] if group is None else [r for r in self.running if r.group_id == group]
-        for member in members:
-            self.num_preemptions += 1
-            self.num_recomputed_tokens += member.num_computed_tokens
-            self.kv.free(member)
-            member.num_computed_tokens = member.num_committed_tokens = 0
-            member.timeline.num_preemptions += 1
-            member.move_to(RequestStatus.PREEMPTED, self.clock(), cause)
-            self._forget(member)
-            self.waiting.push(member)
+        self.lifecycle.preempt(request, cause)
         self.admission.estimator.on_preemption()
-        self.drop_finished()
 
     def _break_deadlock(self) -> None:
-        """Nothing runs and nothing is in flight: protected requests hold all memory, so the last of them gives way."""
-        if self.running and not self.in_flight and not any(self._can_decode(r) for r in self.running[:1]):
-            self._preempt(self.running[-1], "memory deadlock")
+        """Nothing runs and nothing is in flight, so protected requests hold all memory: the last of them gives way."""
+        running = self.lifecycle.running
+        if running and not self.in_flight:
+            self._preempt(running[-1], "memory deadlock")
 
-    # ---- results --------------------------------------------------------------------------------------------
+    # ---- out and in -----------------------------------------------------------------------------------------
 
     def _launch(self, step: Step) -> SchedulerOutput:
         """Complete the delta and put the step in flight."""
-        output = step.output
-        output.removed_request_ids, self._removed_ids = self._removed_ids, []
+        lifecycle, output = self.lifecycle, step.output
+        output.removed_request_ids, lifecycle.removed_ids = lifecycle.removed_ids, []
         output.block_copies = self.kv.take_block_copies()
-        self._describe_changes(step)
+        for request in step.grown:
+            blocks = self.kv.take_new_blocks(request)
+            if blocks is not None and request not in step.started:
+                output.new_block_ids[request.request_id] = blocks
+        for request in step.started:
+            self.kv.take_new_blocks(request)
+            step.describe_new(request)
+        for request in step.requests if lifecycle.appended_ids else ():
+            if request.request_id in lifecycle.appended_ids:
+                output.appended_token_ids[request.request_id] = lifecycle.appended_ids.pop(request.request_id)
         step.count_features()
         self.last_step_id = step.step_id
         self.num_computed_tokens += step.num_tokens
         self.in_flight.append(step)
         return output
 
-    def _describe_changes(self, step: Step) -> None:
-        """New requests in full, the others by the blocks and tokens they gained."""
-        for request in step.started:
-            step.describe_new(request)
-            self.kv.take_new_blocks(request)
-        for request in step.grown:
-            blocks = self.kv.take_new_blocks(request)
-            if blocks is not None:
-                step.output.new_block_ids[request.request_id] = blocks
-        if self._appended_ids:
-            scheduled = set(step.output.request_ids)
-            step.output.appended_token_ids = {i: t for i, t in self._appended_ids.items() if i in scheduled}
-            self._appended_ids = {i: t for i, t in self._appended_ids.items() if i not in scheduled}
-
     def update_from_output(self, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take in the oldest step's results: commit tokens, stop requests, release memory behind the fence."""
         step = self.in_flight.popleft()
-        assert step.step_id == output.step_id, f"results of step {output.step_id} came before step {step.step_id}"
+        assert step.step_id == output.step_id, (
+            f"results of step {output.step_id} came before step {step.step_id}"
+        )
         self.completed_step_id = step.step_id
         self.kv.advance(step.step_id)
         self.cost_model.observe(step.features, output.elapsed_ms)
-        return complete_step(self, step, output)
-
-    @property
-    def has_requests(self) -> bool:
-        """True while any request is not finished."""
-        return bool(self.requests)
+        return complete_step(self.lifecycle, self.admission.estimator, step, output)
 
     def check_integrity(self) -> None:
-        """Prove that every request is in exactly one place and that the ledger of blocks adds up. For tests."""
-        places = [*self.running, *self.waiting, *self.preparation]
-        assert len(places) == len(set(places)) == len(self.requests), "a request is in no place or in two"
-        for request in places:
-            assert self.requests.get(request.request_id) is request, f"{request.request_id} is not registered"
-            assert (request.status is RUNNING) == (request in self.running), f"{request.request_id}: wrong place"
+        """Prove that requests, steps in flight and the ledger of blocks agree. For tests."""
+        self.lifecycle.check_integrity()
+        for request in self.lifecycle.requests.values():
             in_flight = sum(request in step.requests for step in self.in_flight)
             assert request.num_steps_in_flight == in_flight, f"{request.request_id}: steps in flight"
             awaited = sum(request in step.sampled for step in self.in_flight)
             assert request.num_placeholders == awaited, f"{request.request_id}: placeholders"
-            known = request.num_tokens + request.num_placeholders
-            assert request.num_committed_tokens <= request.num_computed_tokens <= known
-            assert request.num_computed_tokens <= max(request.capacity_tokens, 0)
-            assert request.num_committed_tokens <= request.num_tokens
-        self.kv.check_integrity(places)
+
+
+def _can_decode(request: Request) -> bool:
+    known = len(request.token_ids) + request.num_placeholders
+    waits = bool(request.num_steps_in_flight) and not request.may_run_ahead
+    is_next = known - request.num_computed_tokens == 1 and known < request.max_total_tokens
+    return request.status is RUNNING and is_next and not waits

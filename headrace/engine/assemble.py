@@ -11,7 +11,9 @@ from headrace.core.scheduler import Scheduler
 from headrace.engine.engine_core import EngineCore
 
 
-def build_engine_core(config: EngineConfig, progress: Callable[[str, float], None] | None = None) -> EngineCore:
+def build_engine_core(
+    config: EngineConfig, progress: Callable[[str, float], None] | None = None
+) -> EngineCore:
     """Load the model, reserve KV memory and return an engine core ready for requests.
 
     Args:

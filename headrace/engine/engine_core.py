@@ -80,7 +80,7 @@ class EngineCore:
                 added.append(request)
         except RequestError:
             for request in added:
-                self.scheduler.finish(request, FinishReason.ABORT)
+                self.scheduler.lifecycle.finish(request, FinishReason.ABORT)
             raise
         self._families[core_request.request_id] = family
 
@@ -89,26 +89,26 @@ class EngineCore:
         for request_id in request_ids:
             for request in self._families.pop(request_id, []):
                 self._abort(request)
-        self.scheduler.drop_finished()
+        self.scheduler.lifecycle.drop_stopped()
 
     def abort_child(self, request_id: str, child_index: int) -> None:
         """End one answer of a request (its text met a stop string); its siblings go on."""
         for request in self._families.get(request_id, []):
             if request.child_index == child_index:
                 self._abort(request)
-        self.scheduler.drop_finished()
+        self.scheduler.lifecycle.drop_stopped()
         self._forget_finished(request_id)
 
     def _abort(self, request: Request) -> None:
         if not request.is_finished:
             item = EngineCoreOutput(request.parent_id, request.child_index)
-            finish(self.scheduler, request, item, FinishReason.ABORT)
+            finish(self.scheduler.lifecycle, request, item, FinishReason.ABORT)
             self._release(request)
             self._pending.append(item)
 
     def has_work(self) -> bool:
         """True while a step would do something."""
-        return bool(self._in_flight or self._pending or self.scheduler.has_requests)
+        return bool(self._in_flight or self._pending or self.scheduler.lifecycle.requests)
 
     def step(self) -> list[EngineCoreOutput]:
         """Keep the device fed, then take in the oldest step's results; the news since the last call.
@@ -166,19 +166,19 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """A snapshot of queues, memory and counters."""
-        scheduler, kv = self.scheduler, self.scheduler.kv
+        scheduler, lifecycle, kv = self.scheduler, self.scheduler.lifecycle, self.scheduler.kv
         cache = kv.stats()
         return EngineStats(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) + len(scheduler.preparation),
+            num_running=len(lifecycle.running),
+            num_waiting=lifecycle.num_waiting,
             num_kv_blocks=kv.num_blocks,
-            num_held_blocks=kv.num_blocks - kv.num_usable_blocks - kv.num_fenced_blocks,
+            num_held_blocks=kv.num_held_blocks,
             num_cached_blocks=kv.num_evictable_blocks,
             num_fenced_blocks=kv.num_fenced_blocks,
             num_steps=scheduler.last_step_id,
-            num_preemptions=scheduler.num_preemptions,
+            num_preemptions=lifecycle.num_preemptions,
             num_computed_tokens=scheduler.num_computed_tokens,
-            num_recomputed_tokens=scheduler.num_recomputed_tokens,
+            num_recomputed_tokens=lifecycle.num_recomputed_tokens,
             prefix_query_tokens=cache.query_tokens,
             prefix_hit_tokens=cache.hit_tokens,
         )

@@ -35,7 +35,10 @@ def simulated_peak(requests: list[Request]) -> int:
 def test_accepts_exactly_what_the_simulated_peak_allows() -> None:
     rng = random.Random(0)
     for _ in range(200):
-        requests = [make(rng.randint(1, 60), rng.randint(0, 20), rng.randint(21, 80)) for _ in range(rng.randint(2, 9))]
+        requests = [
+            make(rng.randint(1, 60), rng.randint(0, 20), rng.randint(21, 80))
+            for _ in range(rng.randint(2, 9))
+        ]
         running, candidate = requests[:-1], requests[-1]
         peak = simulated_peak(requests)
         held = sum(request.num_tokens for request in running)

@@ -88,15 +88,13 @@ class CoreHarness:
         self.answers: dict[tuple[str, int], Answer] = {}
         self._check = check
 
-    def add(self, request_id: str, prompt: list[int], max_tokens: int = 8, **options: Any) -> EngineCoreRequest:
+    def add(
+        self, request_id: str, prompt: list[int], max_tokens: int = 8, **options: Any
+    ) -> EngineCoreRequest:
         """Submit a request; ``options`` are of EngineCoreRequest or of SamplingParams."""
         own = {f for f in EngineCoreRequest.__struct_fields__ if f in options}
-        params = SamplingParams(
-            max_tokens=max_tokens, **{k: v for k, v in options.items() if k not in own}
-        )
-        request = EngineCoreRequest(
-            request_id, prompt, params, max_tokens, **{k: options[k] for k in own}
-        )
+        params = SamplingParams(max_tokens=max_tokens, **{k: v for k, v in options.items() if k not in own})
+        request = EngineCoreRequest(request_id, prompt, params, max_tokens, **{k: options[k] for k in own})
         self.core.add_request(request)
         self.requests[request_id] = request
         for child in range(params.n):

@@ -39,7 +39,7 @@ def test_a_request_that_may_not_run_ahead_waits_for_its_result() -> None:
     harness.add("free", PROMPT[:7], 12)
     while harness.core.has_work():
         harness.step()
-        for request in harness.core.scheduler.running:
+        for request in harness.core.scheduler.lifecycle.running:
             assert request.may_run_ahead or request.num_steps_in_flight <= 1
     harness.check_answers()
 
@@ -93,7 +93,7 @@ def test_oversubscription_preempts_and_answers_stay_exact(specs: list[object], n
         harness.add(f"r{number}", [number, *PROMPT[:6]], 25, ignore_eos=True)
     harness.run()
     harness.check_answers()
-    assert harness.core.scheduler.num_preemptions > 0
+    assert harness.core.scheduler.lifecycle.num_preemptions > 0
     assert all(answer.timeline.num_preemptions <= 2 for answer in harness.answers.values())
 
 
@@ -183,7 +183,7 @@ def test_static_batching_admits_only_when_the_batch_is_done() -> None:
     seen: list[set[str]] = []
     while harness.core.has_work():
         harness.step()
-        seen.append({request.request_id for request in harness.core.scheduler.running})
+        seen.append({request.request_id for request in harness.core.scheduler.lifecycle.running})
     first = seen[0]
     later = next(i for i, names in enumerate(seen) if names and not names <= first)
     assert all(names <= first for names in seen[:later]) and not (seen[later] & first)

@@ -32,7 +32,9 @@ def submit(rng: random.Random, harness: CoreHarness, name: str, documents: list[
     harness.add(name, random_prompt(rng, documents), rng.randint(1, 30), **options)
 
 
-def storm(seed: int, num_operations: int, specs: list[KVCacheSpec], num_blocks: int, **options: object) -> CoreHarness:
+def storm(
+    seed: int, num_operations: int, specs: list[KVCacheSpec], num_blocks: int, **options: object
+) -> CoreHarness:
     """Submit, step, abort, stop one child, reset the cache, at random."""
     rng = random.Random(seed)
     documents = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
@@ -74,12 +76,14 @@ CASES = [
 def test_answers_and_blocks_survive_2500_random_operations(case: int) -> None:
     specs, num_blocks, options = CASES[case]
     harness = storm(case, 2500, specs, num_blocks, **options)
-    assert harness.core.scheduler.num_preemptions > 0 or options.get("batching") == "static"
+    assert harness.core.scheduler.lifecycle.num_preemptions > 0 or options.get("batching") == "static"
 
 
 def test_a_storm_of_500_cancels_leaves_no_block_held() -> None:
     rng = random.Random(7)
-    harness = CoreHarness(HYBRID, 200, lag=1, max_steps_outstanding=2, max_num_seqs=32, max_num_batched_tokens=64)
+    harness = CoreHarness(
+        HYBRID, 200, lag=1, max_steps_outstanding=2, max_num_seqs=32, max_num_batched_tokens=64
+    )
     names = [f"r{i}" for i in range(500)]
     documents = [[rng.randrange(VOCAB) for _ in range(40)]]
     for name in names:
