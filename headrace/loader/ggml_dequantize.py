@@ -15,8 +15,11 @@ from torch import Tensor
 
 from headrace.checkpoint.gguf_types import BLOCK_SIZES, GGMLType
 
-# Temporaries of one chunk stay in the cache of a CPU core; a GPU wants long kernels and has room.
-_CHUNK_NUMBERS_CPU = 1 << 19
+# Temporaries of a chunk stay in the cache. Torch runs an op of fewer than 32,768 numbers on the calling thread: that
+# suits small tensors, where waking other threads costs more than it brings (and very much more when cores are busy).
+_SMALL_NUMBERS = 1 << 22
+_CHUNK_NUMBERS_SMALL = 31 << 10
+_CHUNK_NUMBERS_PER_THREAD = 1 << 19
 _CHUNK_NUMBERS_GPU = 1 << 26
 _CHUNK_NUMBERS_PACKAGE = 1 << 17
 
@@ -45,7 +48,7 @@ def dequantize_ggml(data: Tensor, ggml_type: GGMLType, out: Tensor) -> None:
     if decode is None:
         _decode_with_package(blocks, ggml_type, numbers)
         return
-    chunk = (_CHUNK_NUMBERS_CPU if out.device.type == "cpu" else _CHUNK_NUMBERS_GPU) // block_numbers
+    chunk = _chunk_numbers(out) // block_numbers
     scratch = None
     if out.dtype != torch.float32:
         scratch = torch.empty(min(chunk, len(blocks)), block_numbers, device=out.device)
@@ -56,6 +59,15 @@ def dequantize_ggml(data: Tensor, ggml_type: GGMLType, out: Tensor) -> None:
         else:
             decode(part, scratch[: len(part)])
             target.copy_(scratch[: len(part)])
+
+
+def _chunk_numbers(out: Tensor) -> int:
+    """How many numbers to decode at a time."""
+    if out.device.type != "cpu":
+        return _CHUNK_NUMBERS_GPU
+    if out.numel() <= _SMALL_NUMBERS:
+        return _CHUNK_NUMBERS_SMALL
+    return _CHUNK_NUMBERS_PER_THREAD * torch.get_num_threads()
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
