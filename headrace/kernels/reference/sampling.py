@@ -1,0 +1,204 @@
+"""Picking tokens from logits: argmax, filtered sampling by inverse CDF, log-probabilities.
+
+Legend: R rows, V vocabulary, C chunks of a row, S numbers in a chunk.
+
+Every row's result is bitwise the same whatever rows are beside it, so nothing here reduces a whole row with one
+library call (on a CPU those are split over threads when there is one row only): a row is summed by chunks of fixed
+size, and the chunks by a sequential cumulative sum in float64.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_CHUNK = 256
+_NUM_RANKED = 2048
+
+
+def row_argmax(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest number of each row and its lowest index: ([R] of x's dtype, [R] int64). NaN counts as largest.
+
+    In two levels, since torch's argmax does not vectorize on a CPU while amax does.
+
+    Args:
+        x: [R, V], rows contiguous.
+    """
+    chunks = _chunks(x, -torch.inf)
+    values, chunk = chunks.amax(-1).max(-1)
+    inner = _take_chunk(chunks, chunk).argmax(-1)
+    return values, chunk * chunks.shape[-1] + inner
+
+
+def sample_rows(
+    logits: Tensor,
+    row_max: Tensor,
+    temperature: Tensor,
+    uniform: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    max_top_k: int = 0,
+) -> Tensor:
+    """One token a row, [R] int64: inverse CDF, in vocabulary order, of the filtered softmax(logits / temperature).
+
+    Filters in vLLM's order: min_p keeps tokens at least min_p times as likely as the best; top_k the k best; top_p the
+    smallest set of the best that holds top_p of what is left. Tokens as likely as the last one kept are kept as well,
+    so that nothing hangs on the order of a sort.
+
+    Args:
+        logits: [R, V] float32, not changed.
+        row_max: [R] float32, each row's largest logit.
+        temperature: [R] float32, > 0.
+        uniform: [R] float64 in [0, 1).
+        top_k: [R] int64, 0 keeps all; with ``max_top_k``, the largest of them.
+        top_p: [R] float32 in (0, 1], 1 keeps all.
+        min_p: [R] float32 in [0, 1].
+    """
+    weights = torch.sub(logits, row_max[:, None]).div_(temperature[:, None]).exp_()
+    threshold = min_p
+    if top_k is not None:
+        best = _largest(weights, min(max(max_top_k, 1), weights.shape[1]))
+        last = best.gather(1, (top_k - 1).clamp(0, best.shape[1] - 1)[:, None])[:, 0]
+        last = torch.where(top_k > 0, last, 0.0)
+        threshold = last if threshold is None else torch.maximum(threshold, last)
+    if top_p is not None:
+        nucleus = _top_p_threshold(weights, threshold, top_p)
+        threshold = nucleus if threshold is None else torch.maximum(threshold, nucleus)
+    if threshold is not None:
+        weights.mul_(torch.ge(weights, threshold[:, None], out=torch.empty_like(weights)))
+    return _first_above(weights, uniform)
+
+
+def log_normalizer(logits: Tensor) -> Tensor:
+    """log(sum(exp(row))) of each row, [R] float32.
+
+    Args:
+        logits: [R, V] float32.
+    """
+    row_max, _ = row_argmax(logits)
+    sums = _row_sums(torch.sub(logits, row_max[:, None]).exp_())
+    return (sums.log() + row_max).float()
+
+
+def token_ranks(logits: Tensor, token_logits: Tensor) -> Tensor:
+    """1 + the number of tokens with a larger logit, [R] int64.
+
+    Args:
+        logits: [R, V] float32.
+        token_logits: [R] float32, the logit of the row's token.
+    """
+    larger = torch.gt(logits, token_logits[:, None], out=torch.empty_like(logits))
+    return _chunks(larger, 0.0).sum(-1).sum(-1).long() + 1
+
+
+def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest logits of each row, falling, lowest index first among equals: ([R, count], [R, count]).
+
+    Which of several equal ones is left out at the end is any, but always the same for the same row.
+
+    Args:
+        logits: [R, V] float32.
+    """
+    if count >= logits.shape[1]:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return values, ids
+    ids = logits.topk(count, dim=-1).indices.sort(-1).values
+    values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def _top_p_threshold(weights: Tensor, lowest: Tensor | None, top_p: Tensor) -> Tensor:
+    """[R]: the largest w such that the weights >= w hold ``top_p`` of the sum of those >= ``lowest``; 0 where top_p is 1.
+
+    Looks at the largest weights first, since they mostly hold enough, and sorts whole rows only where they are really
+    flat. A row's running sums do not depend on how many of its weights are looked at.
+    """
+    target = _row_sums(_keep(weights, lowest)) * top_p
+    threshold = torch.zeros_like(top_p)
+    rows = (top_p < 1.0).nonzero()[:, 0]
+    for count in (_NUM_RANKED, weights.shape[1]):
+        if not rows.numel():
+            break
+        best = _largest(weights.index_select(0, rows), min(count, weights.shape[1]))
+        kept = _keep(best, None if lowest is None else lowest[rows])
+        place, is_found = _first_reaching(kept, target[rows])
+        # At the end, if rounding leaves the sum short, all weights stay.
+        found = is_found.nonzero()[:, 0]
+        threshold.index_copy_(0, rows[found], best[found, place[found]])
+        rows = rows[(~is_found).nonzero()[:, 0]]
+    return threshold
+
+
+def _keep(weights: Tensor, lowest: Tensor | None) -> Tensor:
+    """The weights >= lowest [R], 0 for the others."""
+    if lowest is None:
+        return weights
+    return torch.ge(weights, lowest[:, None], out=torch.empty_like(weights)).mul_(weights)
+
+
+def _largest(x: Tensor, count: int) -> Tensor:
+    """[R, count]: each row's largest numbers, falling."""
+    if x.device.type != "cpu":
+        return x.topk(count, dim=-1).values
+    # numpy selects and sorts with vector instructions, many times faster than torch on a CPU
+    negative: np.ndarray = x.neg().numpy()
+    if count < x.shape[1]:
+        negative = np.partition(negative, count - 1, axis=-1)[:, :count]
+    return torch.from_numpy(np.sort(negative, axis=-1)).neg_()
+
+
+def _first_above(weights: Tensor, uniform: Tensor) -> Tensor:
+    """[R] int64: the first index whose running sum exceeds uniform * sum; its weight is not 0."""
+    chunks = _chunks(weights, 0.0)
+    sums = chunks.sum(-1).cumsum(-1, dtype=torch.float64)
+    place = _place(chunks, sums, _below(uniform * sums[:, -1], sums[:, -1]))
+    return place.clamp_(max=weights.shape[1] - 1)
+
+
+def _first_reaching(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """([R] int64, [R] bool): the first index whose running sum is ``target`` or more, and whether there is one."""
+    chunks = _chunks(weights, 0.0)
+    sums = chunks.sum(-1).cumsum(-1, dtype=torch.float64)
+    place = _place(chunks, sums, torch.nextafter(target, torch.zeros_like(target)))
+    return place.clamp_(max=weights.shape[1] - 1), sums[:, -1] >= target
+
+
+def _place(chunks: Tensor, sums: Tensor, target: Tensor) -> Tensor:
+    """[R] int64: the first place of chunks [R, C, S] whose running sum exceeds ``target`` [R], by chunk, then within.
+
+    Args:
+        sums: [R, C] float64, running sums of whole chunks.
+    """
+    chunk = (sums <= target[:, None]).sum(-1).clamp_(max=chunks.shape[1] - 1)
+    before = torch.nn.functional.pad(sums, (1, 0)).gather(1, chunk[:, None])[:, 0]
+    inner = _take_chunk(chunks, chunk).cumsum(-1, dtype=torch.float64)
+    # The chunk's own sum was rounded to float32: stay below the sum of its numbers.
+    rest = _below(target - before, inner[:, -1])
+    return chunk * chunks.shape[2] + (inner <= rest[:, None]).sum(-1).clamp_(max=chunks.shape[2] - 1)
+
+
+def _below(value: Tensor, limit: Tensor) -> Tensor:
+    """``value``, but less than ``limit``, which rounding may have reached."""
+    return torch.minimum(value, torch.nextafter(limit, torch.zeros_like(limit)))
+
+
+def _row_sums(x: Tensor) -> Tensor:
+    """[R] float64 sums of non-negative rows."""
+    return _chunks(x, 0.0).sum(-1).cumsum(-1, dtype=torch.float64)[:, -1]
+
+
+def _take_chunk(chunks: Tensor, chunk: Tensor) -> Tensor:
+    """[R, S]: chunk ``chunk[r]`` of row r."""
+    return chunks[torch.arange(len(chunk), device=chunk.device), chunk]
+
+
+def _chunks(x: Tensor, fill: float) -> Tensor:
+    """x [R, V] as [R, C, S]: a view where S = 256, 128 or 64 divides V, else a padded copy."""
+    size = x.shape[1]
+    for chunk in (_CHUNK, _CHUNK // 2, _CHUNK // 4):
+        if size % chunk == 0:
+            return x.view(x.shape[0], size // chunk, chunk)
+    padded = torch.nn.functional.pad(x, (0, -size % _CHUNK), value=fill)
+    return padded.view(x.shape[0], -1, _CHUNK)
