@@ -4,7 +4,7 @@
 
 Runs ShareGPT lengths (benchmarks/data/sharegpt_lens.json: prompt and answer tokens) through the engine core over the
 fake executor with D = 2, and prints: slots that hold tokens over slots of blocks that requests hold, averaged over
-steps (blocks held only by the fence are reported apart); then, with a pool of half the peak that free running would take,
+steps (blocks held only by the fence are reported apart); then, with a pool for half of what the requests need,
 recomputed over useful tokens and the most often that one request was preempted.
 """
 
@@ -58,10 +58,10 @@ def run(
                 most = max(most, item.timeline.num_preemptions)
         steps += 1
         use = core.scheduler.kv.stats()
-        if use.allocated_slots:
-            shares.append(use.token_slots / use.allocated_slots)
-            fenced.append(use.fenced_blocks / num_blocks)
-            held_peak = max(held_peak, use.allocated_slots // block_size)
+        if use.num_request_slots:
+            shares.append(use.num_token_slots / use.num_request_slots)
+            fenced.append(use.num_fenced_slots / (num_blocks * block_size))
+            held_peak = max(held_peak, use.num_request_slots // block_size)
     stats = core.stats()
     useful = stats.num_computed_tokens - stats.num_recomputed_tokens
     print(

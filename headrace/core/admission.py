@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.policy import Policy
 from headrace.core.request import Request
 
@@ -48,37 +49,48 @@ class Admission:
     """Decides admissions against the peak of what is already promised.
 
     Args:
-        blocks_per_token: blocks that one more token costs in the long run, over all KV groups that keep growing.
-        num_blocks: all blocks there are.
+        max_step_tokens: tokens of one request that may be computed but not committed, which a sliding group holds
+            beside its window.
     """
 
-    def __init__(self, policy: Policy, blocks_per_token: float, num_blocks: int) -> None:
+    def __init__(self, policy: Policy, kv: KVCacheManager, max_step_tokens: int) -> None:
         self.estimator = OutputLengthEstimator()
         self._policy = policy
-        self._blocks_per_token = blocks_per_token
-        self._num_blocks = num_blocks
+        self._kv = kv
+        growing = sum(spec.window is None for spec in kv.specs)
+        self._blocks_per_token = growing / kv.block_size
+        self._sliding_limits = [
+            -(-(spec.window + max_step_tokens) // kv.block_size) + 1
+            for spec in kv.specs
+            if spec.window is not None
+        ]
 
-    def fits(self, candidates: list[Request], needed: int, running: Iterable[Request], held: int) -> bool:
-        """True if the peak of ``running`` and ``candidates`` together stays within memory.
+    def fits(self, candidate: Request, num_cached_blocks: int, running: Iterable[Request]) -> bool:
+        """True if the peak of ``running`` and the candidate together stays within memory.
 
         Args:
-            needed: blocks the candidates need for their known tokens, beyond what a cache holds for them.
-            held: blocks that running requests hold, shared ones counted once.
+            num_cached_blocks: blocks of the candidate's known tokens, over all groups, that others hold anyhow.
         """
-        per_token = self._blocks_per_token
-        jobs: list[tuple[int, float]] = []
-        base = float(held + needed)
+        kv, per_token = self._kv, self._blocks_per_token
+        needed = self.blocks_of(candidate.num_tokens) - num_cached_blocks
+        base = float(kv.num_blocks - kv.num_usable_blocks - kv.num_fenced_blocks + needed)
+        jobs = [(self._remaining_tokens(candidate), float(needed))]
         for request in running:
             jobs.append((self._remaining_tokens(request), self._own_blocks(request)))
             base += max(0, request.num_tokens - request.capacity_tokens) * per_token
-        jobs += [(self._remaining_tokens(request), needed / len(candidates)) for request in candidates]
         jobs.sort()
         alive, peak = len(jobs), base
         for remaining, own in jobs:  # when the shortest-lived ends, all alive have grown by what it had left
             peak = max(peak, base + alive * remaining * per_token)
             base -= own
             alive -= 1
-        return peak <= self._num_blocks
+        return peak <= kv.num_blocks
+
+    def blocks_of(self, num_tokens: int) -> int:
+        """Blocks, over all groups, that a request of so many tokens holds."""
+        num_blocks = -(-num_tokens // self._kv.block_size)
+        sliding = sum(min(num_blocks, limit) for limit in self._sliding_limits)
+        return sliding + num_blocks * (len(self._kv.specs) - len(self._sliding_limits))
 
     def _remaining_tokens(self, request: Request) -> int:
         if self._policy.is_protected(request):

@@ -42,14 +42,11 @@ def complete_step(
 def _commit_progress(lifecycle: Lifecycle, step: Step) -> None:
     """The step's KV is in place: blocks that it filled may enter the radix tree."""
     kv = lifecycle.kv
-    block_size = kv.block_size
     for request, end in zip(step.requests, step.ends, strict=True):
         request.num_steps_in_flight -= 1
         if request.status is RUNNING:
-            before = request.num_committed_tokens
             request.num_committed_tokens = end
-            if end // block_size != before // block_size:
-                kv.commit(request)
+            kv.commit(request)
 
 
 def _sampled_pairs(step: Step, output: ModelRunnerOutput) -> list[tuple[Request, list[int]]]:

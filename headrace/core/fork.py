@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from headrace.core.output import EngineCoreRequest
 from headrace.core.request import Request
+from headrace.core.step import Step
 
 
 def make_requests(core_request: EngineCoreRequest, sample_seed: int) -> list[Request]:
@@ -52,13 +53,16 @@ def is_ready(child: Request) -> bool:
     return leader is None or leader.is_finished or leader.num_computed_tokens >= leader.num_prompt_tokens
 
 
-def fork_length(child: Request) -> int | None:
-    """Tokens to fork from the leader, or None when the child has to start by itself."""
+def fork_length(child: Request, step: Step) -> int | None:
+    """Tokens to fork from the leader in ``step``, or None when the child has to start by itself.
+
+    Only what earlier steps compute can be forked, since block copies come before a step's forward.
+    """
     leader = child.parent
     if leader is None or child.num_output_tokens or not leader.block_table:
         return None
     shared = child.num_prompt_tokens - 1
-    return shared if 0 < shared <= leader.num_computed_tokens else None
+    return shared if 0 < shared <= step.start_of(leader) else None
 
 
 def _depends_on_text(core_request: EngineCoreRequest) -> bool:

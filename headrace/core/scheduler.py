@@ -12,11 +12,12 @@ from headrace.core.admission import Admission
 from headrace.core.batching import Stage, make_batching
 from headrace.core.completion import complete_step
 from headrace.core.cost_model import CostModel
-from headrace.core.interfaces import Clock
+from headrace.core.interfaces import CacheTier, Clock
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.lifecycle import RUNNING, Lifecycle
 from headrace.core.output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from headrace.core.policy import Policy
+from headrace.core.prefix_match import PrefixMatch
 from headrace.core.preparation import TierLoads
 from headrace.core.request import Request
 from headrace.core.step import Step
@@ -30,16 +31,25 @@ class Scheduler:
     in step order. Who is where is in ``lifecycle``.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        *,
+        tier: CacheTier | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self.config = config
         self.kv = kv
         self.clock = clock
         self.cost_model = CostModel()
         self.policy = Policy(config.policy)
         self.batching = make_batching(config.batching, self.cost_model, config.max_stall_ms)
-        self.admission = Admission(self.policy, kv.blocks_per_token, kv.num_blocks)
+        chunk = min(config.max_num_batched_tokens, config.max_prefill_chunk or config.max_num_batched_tokens)
+        self._max_uncommitted_tokens = chunk * config.max_steps_outstanding
+        self.admission = Admission(self.policy, kv, self._max_uncommitted_tokens)
         self.lifecycle = Lifecycle(kv, self.policy, clock)
-        self.tier_loads = TierLoads(kv.tier) if kv.tier is not None else None
+        self.tier_loads = TierLoads(tier) if tier is not None else None
         self.in_flight: deque[Step] = deque()
         self.last_step_id = 0
         self.completed_step_id = 0
@@ -56,7 +66,7 @@ class Scheduler:
                 f"{limit} requests are waiting already, the limit max_waiting_requests; try again later",
                 code="queue_full",
             )
-        most = self.kv.max_tokens_of_one_request()
+        most = self.kv.max_tokens_of_one_request(self._max_uncommitted_tokens)
         if request.num_prompt_tokens + 1 > most:
             raise CapacityError(
                 f"a prompt of {request.num_prompt_tokens} tokens can never fit: the KV cache holds {most} tokens "
@@ -73,6 +83,8 @@ class Scheduler:
         """Compose the next step; None when nothing can run before results of earlier steps come in."""
         step = Step(self.last_step_id + 1)
         self.lifecycle.collect_prepared()
+        if self.policy.is_priority:
+            self._make_way_for_urgent(step)
         for stages in self.batching.stages(len(self.lifecycle.running)):
             for stage in stages:
                 self._run_stage(stage, step)
@@ -146,22 +158,21 @@ class Scheduler:
             request = self.lifecycle.waiting.peek()
             if request is None or request.num_steps_in_flight:
                 return
-            has_seat = len(self.lifecycle.running) < self.config.max_num_seqs
-            if not (has_seat and self._admit(request, step)) and not self._preempt_for(request, step):
+            if not self._has_seat() or not self._admit(request, step):
                 return
 
     def _admit(self, request: Request, step: Step) -> bool:
         """Start a waiting request in this step; False if budget or memory do not allow it."""
-        shared = fork.fork_length(request)
-        if shared is not None:
-            return self._admit_fork(request, shared, step)
+        shared = fork.fork_length(request, step)
+        if shared is not None and request.parent is not None and self.kv.can_fork(request.parent, shared):
+            return self._admit_fork(request.parent, request, shared, step)
         match = self.kv.match(request, request.max_cached_tokens)
         extra, is_async = (0, False)
         if self.tier_loads is not None:
             extra, is_async = self.tier_loads.match(request, match.num_tokens)
         start = match.num_tokens + extra
         num_tokens = self._chunk(step, start, request.num_tokens - start)
-        if num_tokens <= 0 or not self._fits(request, self.kv.blocks_to_admit(request, match)):
+        if num_tokens <= 0 or not self._fits(request, self._held_by_others(match)):
             return False
         if not self.kv.admit(request, match, start + num_tokens, step.step_id):
             return False
@@ -175,29 +186,32 @@ class Scheduler:
         step.add(request, num_tokens)
         return True
 
-    def _admit_fork(self, request: Request, shared: int, step: Step) -> bool:
+    def _admit_fork(self, leader: Request, request: Request, shared: int, step: Step) -> bool:
         """Start a child from its leader's blocks; it computes the rest of the prompt."""
-        leader = request.parent
-        assert leader is not None
         rest = request.num_tokens - shared
-        if self._chunk(step, shared, rest) < rest or not self._fits(
-            request, self.kv.blocks_to_fork(request, shared)
-        ):
+        num_shared_blocks = shared // self.kv.block_size * len(self.kv.specs)
+        if self._chunk(step, shared, rest) < rest or not self._fits(request, num_shared_blocks):
             return False
         if not self.kv.fork(leader, request, shared, step.step_id):
             return False
         if not self.kv.grow(request, request.num_tokens, step.step_id):
             self.kv.free(request)
+            request.num_computed_tokens = request.num_committed_tokens = 0
             return False
         request.num_cached_tokens = leader.num_cached_tokens
         self.lifecycle.start(request, "forked from its sibling")
         step.add(request, rest)
         return True
 
-    def _fits(self, request: Request, needed: int) -> bool:
+    def _fits(self, request: Request, num_cached_blocks: int) -> bool:
         """True if memory holds the request beside what is promised to the running ones."""
         running = self.lifecycle.running
-        return not running or self.admission.fits([request], needed, running, self.kv.num_held_blocks)
+        return not running or self.admission.fits(request, num_cached_blocks, running)
+
+    def _held_by_others(self, match: PrefixMatch) -> int:
+        """Matched blocks that running requests hold anyhow."""
+        num_matched = sum(len(ids) - ids.count(-1) for ids in match.block_ids)
+        return num_matched - self.kv.cache.pinned_by(match)
 
     # ---- memory pressure ------------------------------------------------------------------------------------
 
@@ -217,15 +231,17 @@ class Scheduler:
         step.grown.append(request)
         return True
 
-    def _preempt_for(self, request: Request, step: Step) -> bool:
-        """An urgent waiting request takes the place of a less urgent running one; True if that freed something now."""
-        if not self.policy.is_priority or self.kv.num_fenced_blocks:
-            return False
-        victim = self.policy.victim(self._preemptible(step), than=request)
-        if victim is None or victim.priority <= request.priority:
-            return False
-        self._preempt(victim, f"made room for urgent {request.request_id}")
-        return True
+    def _make_way_for_urgent(self, step: Step) -> None:
+        """The first waiting request takes the place of less urgent running ones if there is no other room for it."""
+        request = self.lifecycle.waiting.peek()
+        while request is not None and not (self._has_seat() and self._fits(request, 0)):
+            victim = self.policy.victim(self._preemptible(step), than=request)
+            if victim is None or victim.priority <= request.priority:
+                return
+            self._preempt(victim, f"made way for urgent {request.request_id}")
+
+    def _has_seat(self) -> bool:
+        return len(self.lifecycle.running) < self.config.max_num_seqs
 
     def _preemptible(self, step: Step) -> Iterable[Request]:
         """Running requests that are not part of the step being composed, nor is any of their group."""

@@ -63,6 +63,12 @@ class Step:
         request.num_steps_in_flight += 1
         request.last_step_id = self.step_id
 
+    def start_of(self, request: Request) -> int:
+        """How far the request's KV has got before this step."""
+        if request.last_step_id != self.step_id:
+            return request.num_computed_tokens
+        return self.output.start_positions[self.requests.index(request)]
+
     def count_features(self) -> None:
         """Fold the batch into ``features`` for the cost model."""
         output = self.output

@@ -172,15 +172,15 @@ class EngineCore:
             num_running=len(lifecycle.running),
             num_waiting=lifecycle.num_waiting,
             num_kv_blocks=kv.num_blocks,
-            num_held_blocks=kv.num_held_blocks,
+            num_held_blocks=kv.num_blocks - kv.num_usable_blocks - kv.num_fenced_blocks,
             num_cached_blocks=kv.num_evictable_blocks,
             num_fenced_blocks=kv.num_fenced_blocks,
             num_steps=scheduler.last_step_id,
             num_preemptions=lifecycle.num_preemptions,
             num_computed_tokens=scheduler.num_computed_tokens,
             num_recomputed_tokens=lifecycle.num_recomputed_tokens,
-            prefix_query_tokens=cache.query_tokens,
-            prefix_hit_tokens=cache.hit_tokens,
+            prefix_query_tokens=cache.num_query_tokens,
+            prefix_hit_tokens=cache.num_hit_tokens,
         )
 
     def shutdown(self) -> None:

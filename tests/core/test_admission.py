@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 from headrace.core.admission import Admission, OutputLengthEstimator
+from headrace.core.kv_cache_manager import KVCacheManager
+from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.policy import MAX_PREEMPTIONS, Policy
 from headrace.core.request import Request
 from headrace.sampling_params import SamplingParams
@@ -13,7 +15,6 @@ from headrace.sampling_params import SamplingParams
 def make(num_prompt: int, num_output: int, max_tokens: int) -> Request:
     request = Request("r", list(range(num_prompt)), SamplingParams(), max_tokens=max_tokens)
     request.token_ids += [0] * num_output
-    request.capacity_tokens = request.num_tokens
     request.timeline.num_preemptions = MAX_PREEMPTIONS  # protected: its whole length counts, no estimate
     return request
 
@@ -41,10 +42,14 @@ def test_accepts_exactly_what_the_simulated_peak_allows() -> None:
         ]
         running, candidate = requests[:-1], requests[-1]
         peak = simulated_peak(requests)
-        held = sum(request.num_tokens for request in running)
         for num_blocks, expected in ((peak, True), (peak - 1, False)):
-            admission = Admission(Policy("fcfs"), 1.0, num_blocks)
-            assert admission.fits([candidate], candidate.num_tokens, running, held) is expected
+            kv = KVCacheManager([KVCacheSpec("full", (0,), 1)], num_blocks, 1, enable_prefix_caching=False)
+            for request in running:
+                assert kv.admit(request, None, request.num_tokens, step_id=1)
+            admission = Admission(Policy("fcfs"), kv, 1)
+            assert admission.fits(candidate, 0, running) is expected
+            for request in running:
+                kv.free(request)
 
 
 def test_estimator_learns_how_long_answers_are() -> None:

@@ -83,7 +83,8 @@ class CoreHarness:
             lag=lag,
             **{"next_token": next_token, **(executor_options or {})},
         )
-        self.core = EngineCore(Scheduler(SchedulerConfig(**options), self.kv), self.executor, seed=0)
+        scheduler = Scheduler(SchedulerConfig(**options), self.kv, tier=tier)
+        self.core = EngineCore(scheduler, self.executor, seed=0)
         self.requests: dict[str, EngineCoreRequest] = {}
         self.answers: dict[tuple[str, int], Answer] = {}
         self._check = check

@@ -1,0 +1,462 @@
+"""The scheduler's view of KV memory: match, admit, grow, commit, fork, free."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+import msgspec
+
+from headrace.core.block_pool import BlockPool
+from headrace.core.interfaces import CacheTier
+from headrace.core.kv_cache_spec import KVCacheSpec
+from headrace.core.kv_integrity import check_ledger
+from headrace.core.kv_request import NEVER, RequestBlocks, held_blocks
+from headrace.core.output import BlockCopy
+from headrace.core.pending_copies import PendingCopies
+from headrace.core.prefix_match import PrefixMatch, first_block_needed
+from headrace.core.radix_cache import RadixCache
+from headrace.core.radix_tree import RadixNode
+from headrace.core.request import Request, RequestStatus
+from headrace.errors import ConfigError
+
+
+class KVCacheStats(msgspec.Struct):
+    """Counters since the start, and how full the blocks are that requests hold now.
+
+    num_queries, num_query_tokens, num_hit_tokens: admissions, their known tokens, tokens found in the cache.
+    num_evicted_blocks: blocks that left the prefix cache for want of room.
+    num_request_slots: slots of the distinct blocks that requests hold; num_token_slots: those with a token in place.
+    num_fenced_slots: slots of blocks held only by steps in flight.
+    """
+
+    num_queries: int
+    num_query_tokens: int
+    num_hit_tokens: int
+    num_evicted_blocks: int
+    num_request_slots: int
+    num_token_slots: int
+    num_fenced_slots: int
+
+
+class KVCacheManager:
+    """Hands KV blocks to requests and keeps what may be shared.
+
+    ``admit``, ``grow`` and ``fork`` are all or nothing. Where they return False, wait for a step in flight (or a
+    transfer) if ``num_usable_blocks`` covers what was wanted: the blocks are there but something still reads them;
+    else make room by preempting. With nothing in flight a False always means the latter.
+
+    ``Request.last_step_id`` must be the last step that was really started with the request when it is freed.
+    """
+
+    def __init__(
+        self,
+        specs: list[KVCacheSpec],
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        min_copy_tokens: int = 4,
+        tier: CacheTier | None = None,
+    ) -> None:
+        _verify(specs, num_blocks, block_size)
+        self.specs = specs
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.num_groups = len(specs)
+        self.tier = tier
+        self.pool = BlockPool(num_blocks)
+        self.cache = RadixCache(self.pool, specs, block_size, tier)
+        self._enable_prefix_caching = enable_prefix_caching
+        self._min_copy_tokens = max(1, min_copy_tokens)
+        self._windows = self.cache.windows
+        self._copies = PendingCopies(self.cache)
+        self._requests: dict[Request, None] = {}
+        self._num_queries = self._num_query_tokens = self._num_hit_tokens = 0
+
+    # -- counts ------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks reusable now."""
+        return self.pool.num_free
+
+    @property
+    def num_fenced_blocks(self) -> int:
+        """Blocks that only steps in flight hold."""
+        return self.pool.num_fenced
+
+    @property
+    def num_evictable_blocks(self) -> int:
+        """Blocks that only the prefix cache holds and would give up."""
+        return self.cache.num_evictable_blocks
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that requests can get without a preemption: free and evictable."""
+        return self.pool.num_free + self.cache.num_evictable_blocks
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks that running requests keep from others, shared ones counted once."""
+        waiting = self.pool.num_fenced + len(self.cache.in_transfer)
+        return self.num_blocks - self.num_usable_blocks - waiting
+
+    @property
+    def blocks_per_token(self) -> float:
+        """Blocks that one more token costs in the long run: sliding groups give back as much as they take."""
+        return self.cache.num_full_groups / self.block_size
+
+    def blocks_to_admit(self, request: Request, match: PrefixMatch) -> int:
+        """Blocks that would no longer be usable once all known tokens of a waiting request are computed."""
+        return self._blocks_for(request.num_tokens, match.num_full_blocks) + self.cache.pinned_by(match)
+
+    def blocks_to_fork(self, request: Request, num_tokens: int) -> int:
+        """Further blocks that a child needs for its known tokens if its first ``num_tokens`` are the parent's."""
+        return self._blocks_for(request.num_tokens, num_tokens // self.block_size)
+
+    def blocks_needed(self, request: Request, num_tokens: int) -> int:
+        """Further blocks, over all groups, for a request to hold ``num_tokens`` tokens."""
+        return max(0, -(-(num_tokens - request.capacity_tokens) // self.block_size)) * self.num_groups
+
+    def max_tokens_of_one_request(self, max_step_tokens: int = 1) -> int:
+        """The longest request that fits when it is alone.
+
+        max_step_tokens: tokens computed but not committed at a time, which a sliding group holds beside its window.
+        """
+        size = self.block_size
+        limits = [_window_blocks(window, max_step_tokens, size) for window in self._windows.values()]
+        num_full = self.num_groups - len(limits)
+        best = 0
+        for extent in sorted({*limits, sys.maxsize}):  # between these extents the need rises linearly
+            fixed = sum(limit for limit in limits if limit < extent)
+            rising = num_full + sum(limit >= extent for limit in limits)
+            if not rising:
+                return sys.maxsize if fixed <= self.num_blocks else best * size
+            best = max(best, min(extent, max(0, self.num_blocks - fixed) // rising))
+        return best * size
+
+    def stats(self) -> KVCacheStats:
+        """Counters and block use; walks all block tables, so not for every step."""
+        distinct: set[int] = set()
+        num_empty = 0
+        for request in self._requests:
+            distinct.update(*request.block_table)
+            num_empty += request.capacity_tokens - min(request.num_computed_tokens, request.capacity_tokens)
+        distinct.discard(-1)
+        num_slots = len(distinct) * self.block_size
+        return KVCacheStats(
+            num_queries=self._num_queries,
+            num_query_tokens=self._num_query_tokens,
+            num_hit_tokens=self._num_hit_tokens,
+            num_evicted_blocks=self.cache.num_evicted_blocks,
+            num_request_slots=num_slots,
+            num_token_slots=num_slots - num_empty * self.num_groups,
+            num_fenced_slots=self.pool.num_fenced * self.block_size,
+        )
+
+    # -- a request's life --------------------------------------------------------------------------------------------
+
+    def match(self, request: Request, max_tokens: int) -> PrefixMatch:
+        """The longest usable cached prefix of ``request.token_ids[:max_tokens]``.
+
+        Nothing is held: pass the result to ``admit`` soon. Its blocks count as used now.
+        """
+        return self._match(request, max_tokens, self._min_copy_tokens)
+
+    def admit(
+        self,
+        request: Request,
+        match: PrefixMatch | None,
+        num_tokens: int,
+        step_id: int,
+        reserve_blocks: int = 0,
+    ) -> bool:
+        """Start a request with blocks for tokens [0, ``num_tokens``), the matched ones shared.
+
+        Sets ``block_table``, ``capacity_tokens``, ``num_computed_tokens``, ``num_committed_tokens`` and (unless it
+        was preempted) ``num_cached_tokens``. A match that ends inside a block becomes a block copy of this step.
+
+        reserve_blocks: must be left usable afterwards.
+        Returns False, and changes nothing but the cache's content, when there is no room now.
+        """
+        assert not (isinstance(request.lock, RequestBlocks) and request.lock.is_admitted), request.request_id
+        if match is None:
+            match = PrefixMatch(block_ids=[[] for _ in self.specs], version=self.cache.tree.version)
+        elif match.version != self.cache.tree.version:
+            match = self._match(request, match.num_tokens, self._min_copy_tokens)
+        if self._admit(request, match, num_tokens, step_id, reserve_blocks):
+            return True
+        if match.partial is None:
+            return False
+        # The block to copy from cannot be evicted to make room for its own copy: try whole blocks only.
+        match = self._match(request, match.num_tokens, None)
+        return self._admit(request, match, num_tokens, step_id, reserve_blocks)
+
+    def grow(self, request: Request, num_tokens: int, step_id: int) -> bool:
+        """Make room for ``num_tokens`` tokens; False, and nothing held, if there are not enough blocks now."""
+        if num_tokens <= request.capacity_tokens:
+            return True
+        num_new = -(-(num_tokens - request.capacity_tokens) // self.block_size)
+        new = self._allocate(num_new * self.num_groups)
+        if new is None:
+            return False
+        for group, table in enumerate(request.block_table):
+            table += new[group * num_new : (group + 1) * num_new]
+        request.capacity_tokens += num_new * self.block_size
+        return True
+
+    def take_new_blocks(self, request: Request) -> list[list[int]] | None:
+        """Per group, the ids appended since the last call (or since admission); None if there are none."""
+        held = held_blocks(request)
+        num_blocks = request.capacity_tokens // self.block_size
+        if held.num_taken == num_blocks:
+            return None
+        start, held.num_taken = held.num_taken, num_blocks
+        return [table[start:] for table in request.block_table]
+
+    def take_block_copies(self) -> list[BlockCopy]:
+        """Copies to do in the step being scheduled, before its forward."""
+        return self._copies.take()
+
+    def commit(self, request: Request) -> None:
+        """``num_committed_tokens`` rose: share newly full blocks, release sliding blocks behind the window.
+
+        Returns at once while neither is due.
+        """
+        held = request.lock
+        if isinstance(held, RequestBlocks) and request.num_committed_tokens >= held.wake_tokens:
+            self._share_full_blocks(request, held)
+            self._release_behind_windows(request, held)
+            self._set_alarm(request, held)
+
+    def free(self, request: Request) -> None:
+        """Give up all blocks (finished, preempted, aborted); the fence keeps them until its last step completed."""
+        held, request.lock = request.lock, None
+        if not (isinstance(held, RequestBlocks) and held.is_admitted):
+            return
+        if held.node is not None:
+            self.cache.unlock(held.node)
+        for group, table in enumerate(request.block_table):
+            self._copies.cancel(table)
+            self.pool.touch(table, request.last_step_id)
+            self.pool.decref(table)
+            if group in self._windows:
+                self.cache.release(table[held.first_kept[group] :])
+        request.block_table = []
+        request.capacity_tokens = 0
+        del self._requests[request]
+
+    def can_fork(self, parent: Request, num_tokens: int) -> bool:
+        """False once the parent has released a sliding block that a fork at ``num_tokens`` would read."""
+        last = -(-num_tokens // self.block_size)
+        return all(
+            -1 not in parent.block_table[group][first_block_needed(num_tokens, window, self.block_size) : last]
+            for group, window in self._windows.items()
+        )
+
+    def fork(self, parent: Request, child: Request, num_tokens: int, step_id: int) -> bool:
+        """Start ``child`` with the parent's first ``num_tokens`` tokens, computed by steps before ``step_id``.
+
+        Whole blocks are shared; the rest of the last one is copied in this step. False if there is no block for it.
+        """
+        num_full, num_partial = divmod(num_tokens, self.block_size)
+        tables = [list(table[:num_full]) for table in parent.block_table]
+        for group, window in self._windows.items():
+            first = first_block_needed(num_tokens, window, self.block_size)
+            tables[group][:first] = [-1] * first
+            assert -1 not in tables[group][first:], (
+                f"{parent.request_id} has released tokens before {num_tokens}"
+            )
+        if num_partial:
+            sources = [table[num_full] for table in parent.block_table]
+            new = self._allocate_for_copies(sources, self.num_groups)
+            if new is None:
+                return False
+            for table, src, dst in zip(tables, sources, new, strict=True):
+                table.append(dst)
+                self._copies.add(src, dst, num_partial, step_id)
+        for table in tables:
+            self.pool.incref(table[:num_full])
+        origin = held_blocks(parent)
+        node = None
+        if origin.node is not None:
+            num_shared = min(origin.num_inserted, num_full)
+            node = self.cache.tree.ancestor_at(origin.node, origin.num_inserted - num_shared)
+            self.cache.lock(node)
+            num_inserted = num_shared
+        else:
+            num_inserted = 0
+        child.num_computed_tokens = num_tokens
+        child.num_committed_tokens = min(parent.num_committed_tokens, num_tokens)
+        self._start(child, tables, node, num_inserted)
+        return True
+
+    # -- the engine's side -------------------------------------------------------------------------------------------
+
+    def advance(self, completed_step_id: int) -> None:
+        """All steps up to this one have completed: what they alone held becomes free."""
+        self.pool.advance(completed_step_id)
+
+    def release_transfer(self, block_ids: list[int]) -> None:
+        """A tier is done with blocks that it took in ``CacheTier.on_evict``; -1 entries are skipped."""
+        self.cache.release_transfer(block_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop all that no running request uses; True if nothing is left in the cache."""
+        return self.cache.reset()
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Recompute every count from the owners. Raises AssertionError naming the block or the request."""
+        check_ledger(self.cache, list(self._requests), list(requests))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _blocks_for(self, num_tokens: int, num_shared_blocks: int) -> int:
+        """Blocks over all groups for ``num_tokens`` tokens, a sliding group keeping no more than its window."""
+        num_new = -(-num_tokens // self.block_size) - num_shared_blocks
+        sliding = sum(min(num_new, _window_blocks(w, 1, self.block_size)) for w in self._windows.values())
+        return num_new * self.cache.num_full_groups + sliding
+
+    def _match(self, request: Request, max_tokens: int, min_copy_tokens: int | None) -> PrefixMatch:
+        if not self._enable_prefix_caching:
+            return PrefixMatch(block_ids=[[] for _ in self.specs], version=self.cache.tree.version)
+        if not isinstance(request.lock, RequestBlocks):
+            request.lock = RequestBlocks()
+        tokens = request.lock.token_bytes(request, max_tokens)
+        return self.cache.match(request.namespace, tokens, min_copy_tokens)
+
+    def _admit(
+        self, request: Request, match: PrefixMatch, num_tokens: int, step_id: int, reserve_blocks: int
+    ) -> bool:
+        num_full = match.num_full_blocks
+        num_new = max(-(-num_tokens // self.block_size) - num_full, 1 if match.partial else 0)
+        need = num_new * self.num_groups
+        if self.pool.num_free < need + reserve_blocks:
+            pinned = self.cache.pinned_by(match)
+            if self.num_usable_blocks - pinned < need + reserve_blocks:
+                return False
+        node = match.node
+        if node is None and self._enable_prefix_caching:
+            node = self.cache.tree.root(request.namespace)
+        if node is not None:
+            self.cache.lock(node)
+        for ids in match.block_ids:
+            self.pool.incref(ids)
+        for group in self._windows:
+            self.cache.acquire(match.block_ids[group])
+        sources, num_partial = match.partial or ([], 0)
+        new = self._allocate_for_copies(sources, need)
+        if new is None:
+            for group, ids in enumerate(match.block_ids):
+                self.pool.decref(ids)
+                if group in self._windows:
+                    self.cache.release(ids)
+            if node is not None:
+                self.cache.unlock(node)
+            return False
+        tables = [ids + new[g * num_new : (g + 1) * num_new] for g, ids in enumerate(match.block_ids)]
+        for src, table in zip(sources, tables, strict=False):
+            self._copies.add(src, table[num_full], num_partial, step_id)
+        request.num_computed_tokens = request.num_committed_tokens = match.num_tokens
+        if request.status is not RequestStatus.PREEMPTED:
+            request.num_cached_tokens = match.num_tokens
+        self._num_queries += 1
+        self._num_query_tokens += request.num_tokens
+        self._num_hit_tokens += match.num_tokens
+        self._start(request, tables, node, num_full)
+        return True
+
+    def _start(
+        self, request: Request, tables: list[list[int]], node: RadixNode | None, num_inserted: int
+    ) -> None:
+        held = RequestBlocks()
+        held.is_admitted = True
+        held.node = node
+        held.num_inserted = num_inserted
+        held.num_taken = len(tables[0])
+        for group, window in self._windows.items():
+            held.first_kept[group] = first_block_needed(request.num_computed_tokens, window, self.block_size)
+        request.lock = held
+        request.block_table = tables
+        request.capacity_tokens = len(tables[0]) * self.block_size
+        self._requests[request] = None
+        self._set_alarm(request, held)
+
+    def _allocate(self, num_blocks: int) -> list[int] | None:
+        """Blocks from the pool, evicting for them; None if there are not enough now."""
+        pool = self.pool
+        if pool.num_free < num_blocks:
+            if pool.num_free + self.cache.num_evictable_blocks < num_blocks:
+                return None
+            self.cache.evict(num_blocks)
+            if pool.num_free < num_blocks:
+                return None
+        return pool.allocate(num_blocks)
+
+    def _allocate_for_copies(self, sources: list[int], num_blocks: int) -> list[int] | None:
+        """Blocks of which some will be copies of ``sources``, which are pinned before anything is evicted."""
+        self.cache.pin(sources)
+        new = self._allocate(num_blocks)
+        if new is None:
+            self.cache.unpin(sources)
+        return new
+
+    def _share_full_blocks(self, request: Request, held: RequestBlocks) -> None:
+        start, end = held.num_inserted, request.num_committed_tokens // self.block_size
+        if held.node is None or end <= start:
+            return
+        tokens = array("I", request.token_ids[start * self.block_size : end * self.block_size]).tobytes()
+        blocks = [table[start:end] for table in request.block_table]
+        held.node = self.cache.insert(held.node, tokens, blocks)
+        held.num_inserted = end
+
+    def _release_behind_windows(self, request: Request, held: RequestBlocks) -> None:
+        for group, window in self._windows.items():
+            start = held.first_kept[group]
+            end = first_block_needed(request.num_committed_tokens, window, self.block_size)
+            if end > start:
+                table = request.block_table[group]
+                ids, table[start:end] = table[start:end], [-1] * (end - start)
+                held.first_kept[group] = end
+                self.pool.touch(ids, request.last_step_id)
+                self.pool.decref(ids)
+                self.cache.release(ids)
+
+    def _set_alarm(self, request: Request, held: RequestBlocks) -> None:
+        size = self.block_size
+        alarms = [(held.first_kept[group] + 1) * size + window - 1 for group, window in self._windows.items()]
+        if held.node is not None:
+            alarms.append((held.num_inserted + 1) * size)
+        held.wake_tokens = min(alarms, default=NEVER)
+
+
+def _window_blocks(window: int, num_new_tokens: int, block_size: int) -> int:
+    """Most blocks that new tokens and the ``window`` - 1 tokens before them can touch."""
+    return -(-(window - 2 + num_new_tokens) // block_size) + 1
+
+
+def _verify(specs: list[KVCacheSpec], num_blocks: int, block_size: int) -> None:
+    if not specs:
+        raise ConfigError("a model needs at least one KV group; got none")
+    for spec in specs:
+        if spec.kind == "state":
+            raise ConfigError(
+                f"KV groups of kind 'state' (layers {spec.layer_ids}) cannot be cached in blocks yet"
+            )
+        if (spec.window is not None) != (spec.kind == "sliding") or (
+            spec.window is not None and spec.window < 1
+        ):
+            raise ConfigError(
+                f"a KV group of kind {spec.kind!r} has window {spec.window}; only sliding has one, >= 1"
+            )
+    sizes = {spec.bytes_per_block for spec in specs}
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"KV groups share one pool, so their blocks must have equal bytes; got {sorted(sizes)}"
+        )
+    if num_blocks < len(specs):
+        raise ConfigError(f"{num_blocks} KV blocks cannot serve {len(specs)} KV groups; raise kv_cache_bytes")
+    if block_size < 1:
+        raise ConfigError(f"block_size must be at least 1; got {block_size}")
