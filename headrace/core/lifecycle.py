@@ -141,7 +141,7 @@ class Lifecycle:
         places = [*self.running, *self.waiting, *self.preparation]
         assert len(places) == len(set(places)) == len(self.requests), "a request is in no place or in two"
         for request in places:
-            assert self.requests.get(request.request_id) is request, f"{request.request_id} is not registered"
+            assert self.requests[request.request_id] is request, f"{request.request_id} is not registered"
             assert (request.status is RUNNING) == (request in self.running), (
                 f"{request.request_id}: wrong place"
             )
