@@ -60,6 +60,7 @@ class GGUFFile:
         reader = HeaderReader(path, data)
         num_tensors, num_keys = _read_preamble(reader)
         metadata = _read_metadata(reader, num_keys)
+        _refuse_parts(path, metadata)
         tensors = _read_tensors(reader, num_tensors, _alignment(path, metadata))
         return cls(path, data, metadata, tensors)
 
@@ -126,6 +127,14 @@ def _read_metadata(reader: HeaderReader, num_keys: int) -> dict[str, GGUFValue]:
     return metadata
 
 
+def _refuse_parts(path: Path, metadata: Mapping[str, GGUFValue]) -> None:
+    count = metadata.get("split.count", 1)
+    if isinstance(count, int) and count > 1:
+        raise UnsupportedModelError(
+            f"{path}: is one of {count} parts of a split model; join them first with llama.cpp's gguf-split --merge"
+        )
+
+
 def _alignment(path: Path, metadata: Mapping[str, GGUFValue]) -> int:
     value = metadata.get("general.alignment", 32)
     if not isinstance(value, int) or not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
@@ -173,7 +182,8 @@ def _read_tensor(reader: HeaderReader, index: int, alignment: int) -> GGUFTensor
     block_numbers, block_bytes = BLOCK_SIZES[ggml_type]
     if dims[0] % block_numbers or 0 in dims:
         raise CheckpointError(
-            f"{path}: tensor '{name}' has dimensions {dims}, but {ggml_type.name} rows must be multiples of {block_numbers}"
+            f"{path}: tensor '{name}' has dimensions {dims}, but {ggml_type.name} rows must be multiples of "
+            f"{block_numbers}"
         )
     if offset % alignment:
         raise CheckpointError(

@@ -162,7 +162,7 @@ class HeaderReader:
         try:
             for _ in range(count):
                 position += 8 + unpack(data, position)[0]
-        except struct.error:
+        except (struct.error, OverflowError):
             position = end + 1
         if position > end:
             raise CheckpointError(f"{self.path}: the header is cut off inside the strings of key '{key}'")

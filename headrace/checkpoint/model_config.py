@@ -177,9 +177,4 @@ def check_sizes(model: ModelArchitecture, where: str) -> ModelArchitecture:
         raise CheckpointError(
             f"{where}: {len(model.layer_windows)} layer types for {model.num_layers} layers"
         )
-    for token_id in model.eos_token_ids:
-        if token_id >= model.vocab_size:
-            raise CheckpointError(
-                f"{where}: the end-of-text id {token_id} is outside the vocabulary of {model.vocab_size}"
-            )
     return model

@@ -146,7 +146,7 @@ class _SandboxedEnvironment(ImmutableSandboxedEnvironment):
         }
         del self.globals["lipsum"]
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """A call from a template, counted; widths that would make huge texts are refused."""
         _step()
         method = getattr(__obj, "__wrapped__", __obj)
@@ -173,13 +173,13 @@ class _SandboxedEnvironment(ImmutableSandboxedEnvironment):
 class _Metering(NodeTransformer):
     """Rewrites loops and text joins so that they pass through counting filters."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
+    def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
         num_chars = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
         node.iter = _filter(node.iter, "_metered_loop", [nodes.Const(num_chars)])
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         self.generic_visit(node)
         return _filter(nodes.List(node.nodes, lineno=node.lineno), "_metered_join", [])
 
@@ -191,7 +191,7 @@ def _filter(node: nodes.Node, name: str, args: list[nodes.Expr]) -> nodes.Filter
 class _GenerationBlock(Extension):
     """``{% generation %}…{% endgeneration %}`` marks an assistant's words for training; here it prints its body."""
 
-    tags = {"generation"}  # noqa: RUF012
+    tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
