@@ -37,7 +37,7 @@ class AttentionMetadata:
     context_lens: [R], on the host; tokens in the KV cache after this step, so the queries of request i stand at the
         last positions before context_lens[i].
     block_table: [R, max_blocks] int32 on the device; -1 marks released or unused entries, which are never read.
-        Planners do not read it: a plan stays valid while block ids change underneath it.
+        Planners need lengths only and do not read it.
     block_size: tokens in a block.
     window: a token at position p attends to positions > p - window; None for full attention.
     shared_prefixes: read once for all their requests (cascade); an optimisation, never needed for correctness.
