@@ -55,6 +55,10 @@ class EngineCoreClient(abc.ABC):
         """Stop requests; unknown and finished ids are ignored."""
 
     @abc.abstractmethod
+    def abort_child(self, request_id: str, child_index: int) -> None:
+        """End one answer of a request, whose text met a stop string."""
+
+    @abc.abstractmethod
     def shutdown(self, timeout_s: float = 5.0) -> None:
         """End the core, by force after ``timeout_s``. Calling twice is allowed."""
 

@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest
 from headrace.engine.messages import (
+    AbortChild,
     AbortRequests,
     AddRequest,
     CoreFailed,
@@ -34,6 +35,9 @@ class Core(Protocol):
 
     def abort_requests(self, request_ids: list[str]) -> Any:
         """Stop requests; unknown ids are ignored."""
+
+    def abort_child(self, request_id: str, child_index: int) -> Any:
+        """End one answer of a request."""
 
     def step(self) -> list[EngineCoreOutput]:
         """Do one step; returns its news."""
@@ -81,11 +85,16 @@ class CoreLoop:
 
     def _load(self, spec: CoreSpec) -> Core:
         start = time.monotonic()
-        self._send(LoadProgress("starting"))
+        self._send(LoadProgress("starting the engine"))
         module, _, name = spec.factory.partition(":")
-        core: Core = getattr(importlib.import_module(module), name)(spec.config, **spec.options)
+        core: Core = getattr(importlib.import_module(module), name)(
+            spec.config, progress=self._report, **spec.options
+        )
         self._send(CoreReady(time.monotonic() - start, stats_of(core)))
         return core
+
+    def _report(self, stage: str, share: float) -> None:
+        self._send(LoadProgress(stage, share))
 
     def _serve(self, core: Core) -> None:
         while self._take_messages(core):
@@ -103,10 +112,17 @@ class CoreLoop:
                 self._add(core, message.request)
             elif isinstance(message, AbortRequests):
                 core.abort_requests(message.request_ids)
-                if not core.has_work():
-                    self._send(StepNews([], stats_of(core)))
+                self._tell_if_idle(core)
+            elif isinstance(message, AbortChild):
+                core.abort_child(message.request_id, message.child_index)
+                self._tell_if_idle(core)
             else:
                 return False
+
+    def _tell_if_idle(self, core: Core) -> None:
+        """After an abort there may be no step any more that would report the gauges."""
+        if not core.has_work():
+            self._send(StepNews([], stats_of(core)))
 
     def _add(self, core: Core, request: EngineCoreRequest) -> None:
         try:

@@ -53,9 +53,10 @@ def main(folder: str) -> int:
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     outbox.setsockopt(zmq.LINGER, _LINGER_MS)
-    for socket, name in ((inbox, TO_CORE), (outbox, FROM_CORE)):
-        socket.set_hwm(0)
-        socket.connect(endpoint(folder, name))
+    inbox.set_hwm(0)
+    inbox.bind(endpoint(folder, TO_CORE))
+    outbox.set_hwm(0)
+    outbox.connect(endpoint(folder, FROM_CORE))
     encoder = msgspec.msgpack.Encoder()
 
     def send(message: FromCore) -> None:

@@ -13,7 +13,7 @@ from headrace.core.output import EngineCoreOutput, EngineCoreRequest
 class CoreSpec(msgspec.Struct):
     """Which engine core to build: the first message a core process gets.
 
-    factory: "module:function"; called as ``function(config, **options)`` it returns the engine core.
+    factory: "module:function"; called as ``function(config, progress=..., **options)`` it returns the engine core.
     """
 
     factory: str
@@ -33,16 +33,22 @@ class AbortRequests(msgspec.Struct, tag="abort"):
     request_ids: list[str]
 
 
+class AbortChild(msgspec.Struct, tag="abort_child"):
+    """End one answer of a request: its text met a stop string."""
+
+    request_id: str
+    child_index: int
+
+
 class StopCore(msgspec.Struct, tag="stop"):
     """End the engine core now; whatever still runs is dropped."""
 
 
 class LoadProgress(msgspec.Struct, tag="progress"):
-    """How far loading has come: ``done`` of ``total`` in the unit that ``stage`` names; total 0 is unknown."""
+    """How far loading has come: ``stage`` is done to ``share`` in [0, 1]."""
 
     stage: str
-    done: int = 0
-    total: int = 0
+    share: float = 0.0
 
 
 class CoreReady(msgspec.Struct, tag="ready"):
@@ -77,5 +83,5 @@ class CoreFailed(msgspec.Struct, tag="failed"):
     trace: str = ""
 
 
-ToCore = AddRequest | AbortRequests | StopCore
+ToCore = AddRequest | AbortRequests | AbortChild | StopCore
 FromCore = LoadProgress | CoreReady | StepNews | Refusal | CoreFailed

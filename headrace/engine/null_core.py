@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from headrace.config import EngineConfig
@@ -38,6 +39,7 @@ class NullCore:
         self._max_waiting = config.scheduler.max_waiting_requests
         self._waiting: dict[tuple[str, int], _Sequence] = {}
         self._running: dict[tuple[str, int], _Sequence] = {}
+        self._pending: list[EngineCoreOutput] = []
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue all answers of a request. Raises CapacityError when the queue is full."""
@@ -56,6 +58,16 @@ class NullCore:
             for key in [key for key in queue if key[0] in gone]:
                 del queue[key]
 
+    def abort_child(self, request_id: str, child_index: int) -> None:
+        """Forget one answer; like a real core, confirm it with a last output."""
+        sequence = self._running.pop((request_id, child_index), None)
+        sequence = sequence or self._waiting.pop((request_id, child_index), None)
+        if sequence is not None:
+            sequence.timeline.stamp("FINISHED", time.monotonic(), "abort")
+            self._pending.append(
+                EngineCoreOutput(request_id, child_index, finish_reason="abort", timeline=sequence.timeline)
+            )
+
     def step(self) -> list[EngineCoreOutput]:
         """One token for every running answer."""
         if self._step_s:
@@ -65,9 +77,10 @@ class NullCore:
             key = next(iter(self._waiting))
             sequence = self._running[key] = self._waiting.pop(key)
             sequence.timeline.stamp("RUNNING", now)
-        outputs = [self._advance(sequence, now) for sequence in self._running.values()]
+        outputs, self._pending = self._pending, []
+        outputs += [self._advance(sequence, now) for sequence in self._running.values()]
         for output in outputs:
-            if output.finish_reason is not None:
+            if output.finish_reason in ("length", "stop"):
                 del self._running[output.request_id, output.child_index]
         return outputs
 
@@ -97,11 +110,11 @@ class NullCore:
 
     def has_work(self) -> bool:
         """True while any answer is unfinished."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._pending)
 
     def stats(self) -> dict[str, Any]:
         """Gauges, under the engine core's names."""
-        return {"num_running": len(self._running), "num_waiting": len(self._waiting), "num_held_blocks": 0}
+        return {"num_running": len(self._running), "num_waiting": len(self._waiting)}
 
     def shutdown(self) -> None:
         """Nothing to free."""
@@ -109,6 +122,11 @@ class NullCore:
         self._waiting.clear()
 
 
-def build_null_core(config: EngineConfig, tokens: list[int], step_s: float = 0.0) -> NullCore:
+def build_null_core(
+    config: EngineConfig,
+    tokens: list[int],
+    step_s: float = 0.0,
+    progress: Callable[[str, float], None] | None = None,
+) -> NullCore:
     """Factory for ``CoreSpec``."""
     return NullCore(config, tokens, step_s)

@@ -19,7 +19,15 @@ import msgspec
 
 from headrace.core.output import EngineCoreRequest
 from headrace.engine.client import EngineCoreClient, EngineListener
-from headrace.engine.messages import AbortRequests, AddRequest, CoreSpec, FromCore, StopCore, ToCore
+from headrace.engine.messages import (
+    AbortChild,
+    AbortRequests,
+    AddRequest,
+    CoreSpec,
+    FromCore,
+    StopCore,
+    ToCore,
+)
 from headrace.errors import EngineDeadError
 
 if TYPE_CHECKING:
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
 
 _MAX_MESSAGES_AT_ONCE = 16
 _LAST_WORDS_S = 0.5
+_RECONNECT_MS = 10
 
 
 class ProcessClient(EngineCoreClient):
@@ -48,7 +57,7 @@ class ProcessClient(EngineCoreClient):
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
         self._context, self._outbox, self._inbox = _bind(self._folder)
-        self._outbox.send(self._encoder.encode(spec))
+        self._send(spec)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -74,6 +83,11 @@ class ProcessClient(EngineCoreClient):
         if self._death is None:
             self._send(AbortRequests(request_ids))
 
+    def abort_child(self, request_id: str, child_index: int) -> None:
+        """End one answer of a request."""
+        if self._death is None:
+            self._send(AbortChild(request_id, child_index))
+
     def shutdown(self, timeout_s: float = 5.0) -> None:
         """Tell the core to stop; kill it after ``timeout_s``."""
         if self._is_stopping:
@@ -88,9 +102,11 @@ class ProcessClient(EngineCoreClient):
         self._close_sockets()
         self._finalizer()
 
-    def _send(self, message: ToCore) -> None:
-        if not self._outbox.closed:
-            self._outbox.send(self._encoder.encode(message))
+    def _send(self, message: ToCore | CoreSpec) -> None:
+        import zmq
+
+        with contextlib.suppress(zmq.Again):  # the core is gone, which is told elsewhere
+            self._outbox.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def _receive(self) -> None:
         """Take what the core sent. ZeroMQ's descriptor only tells of the first message, so read until none is left;
@@ -129,16 +145,21 @@ class ProcessClient(EngineCoreClient):
 
 
 def _bind(folder: str) -> tuple[zmq.Context[Any], zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """(context, PUSH to the core, PULL from it). Messages queue without limit: a step never waits for a reader."""
+    """(context, PUSH to the core, PULL from it). Messages queue without limit: a step never waits for a reader.
+
+    A socket queues from the moment it connects, even if the other side binds later; so each sender connects.
+    """
     import zmq
 
     from headrace.engine.core_proc import FROM_CORE, TO_CORE, endpoint
 
     context: zmq.Context[Any] = zmq.Context()
     outbox, inbox = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-    for socket, name in ((outbox, TO_CORE), (inbox, FROM_CORE)):
-        socket.set_hwm(0)
-        socket.bind(endpoint(folder, name))
+    outbox.set_hwm(0)
+    outbox.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+    outbox.connect(endpoint(folder, TO_CORE))
+    inbox.set_hwm(0)
+    inbox.bind(endpoint(folder, FROM_CORE))
     return context, outbox, inbox
 
 

@@ -12,6 +12,7 @@ from headrace.core.output import EngineCoreRequest
 from headrace.engine.client import EngineCoreClient, EngineListener
 from headrace.engine.core_loop import CoreLoop
 from headrace.engine.messages import (
+    AbortChild,
     AbortRequests,
     AddRequest,
     CoreFailed,
@@ -67,6 +68,10 @@ class ThreadClient(EngineCoreClient):
     def abort_requests(self, request_ids: list[str]) -> None:
         """Stop requests."""
         self._inbox.put(AbortRequests(request_ids))
+
+    def abort_child(self, request_id: str, child_index: int) -> None:
+        """End one answer of a request."""
+        self._inbox.put(AbortChild(request_id, child_index))
 
     def shutdown(self, timeout_s: float = 5.0) -> None:
         """Tell the core to stop and wait for it; a thread that hangs is left to the process's end."""

@@ -11,7 +11,7 @@ from headrace.engine.null_core import NullCore
 from headrace.errors import CheckpointError
 
 
-def cannot_load(config: EngineConfig) -> NullCore:
+def cannot_load(config: EngineConfig, progress: object = None) -> NullCore:
     raise CheckpointError(f"{config.model.model}: the file is cut after 12 bytes")
 
 
@@ -32,7 +32,9 @@ class CrashingCore(NullCore):
         return super().step()
 
 
-def crashes(config: EngineConfig, steps: int = 2, by_signal: bool = False) -> CrashingCore:
+def crashes(
+    config: EngineConfig, steps: int = 2, by_signal: bool = False, progress: object = None
+) -> CrashingCore:
     return CrashingCore(config, steps, by_signal)
 
 
@@ -45,5 +47,5 @@ class RefusingCore(NullCore):
         super().add_request(request)
 
 
-def refuses(config: EngineConfig) -> RefusingCore:
+def refuses(config: EngineConfig, progress: object = None) -> RefusingCore:
     return RefusingCore(config, [5])

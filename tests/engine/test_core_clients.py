@@ -28,9 +28,7 @@ Starter = Callable[..., tuple[EngineCoreClient, Recorder]]
 def spec(factory: str = NULL, **options: object) -> CoreSpec:
     if factory == NULL:
         options.setdefault("tokens", [10, 11, 12, 13])
-    return CoreSpec(
-        factory, EngineConfig.from_options(max_num_seqs=2, max_waiting_requests=3), dict(options)
-    )
+    return CoreSpec(factory, EngineConfig.from_options(max_num_seqs=2, max_waiting_requests=3), dict(options))
 
 
 @pytest.fixture(params=[ProcessClient, ThreadClient])
@@ -57,7 +55,7 @@ async def test_answers_arrive_in_order_one_message_a_step(start: Starter) -> Non
     assert heard.tokens("b") == [13, 10, 11, 12, 13]
     assert len(heard.ready) == 1 and heard.progress
     assert len(heard.news) <= 3 + 5 + 1
-    assert heard.news[-1].stats == {"num_running": 0, "num_waiting": 0, "num_held_blocks": 0}
+    assert heard.news[-1].stats == {"num_running": 0, "num_waiting": 0}
     assert heard.outputs("a")[-1].timeline is not None
 
 
@@ -78,6 +76,17 @@ async def test_abort_stops_a_request_and_the_gauges_fall_unasked(start: Starter)
     client.add_request(core_request("next", [1], 4))
     await until(lambda: heard.is_finished("next"))
     assert len(heard.tokens("long")) == given
+
+
+async def test_one_answer_ends_and_its_siblings_go_on(start: Starter) -> None:
+    client, heard = start(spec(step_s=0.002))
+    client.add_request(core_request("r", [1], 60, n=2))
+    await until(lambda: len(heard.tokens("r")) > 4)
+    client.abort_child("r", 0)
+    await until(lambda: sum(o.finish_reason is not None for o in heard.outputs("r")) == 2)
+    ends = {o.child_index: o.finish_reason for o in heard.outputs("r") if o.finish_reason}
+    assert ends == {0: "abort", 1: "length"}
+    assert sum(len(o.new_token_ids) for o in heard.outputs("r") if o.child_index == 1) == 60
 
 
 async def test_full_queue_is_refused_with_its_typed_error(start: Starter) -> None:
