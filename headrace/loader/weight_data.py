@@ -67,7 +67,7 @@ class WeightData:
         shares the stored data: do not write to it.
 
         Raises:
-            CheckpointError: the tensor is stored as integers, which are not weights by themselves.
+            CheckpointError: the tensor is stored as integers or float8, which are not weights without scales.
         """
         if self.packed is None:
             return self._floats().to(device=device, dtype=dtype)
@@ -80,7 +80,7 @@ class WeightData:
         second copy of the whole: for layers that gather several tensors in one buffer.
 
         Raises:
-            CheckpointError: the tensor is stored as integers.
+            CheckpointError: the tensor is stored as integers or float8.
         """
         assert tuple(out.shape) == self.shape, f"{self.name}: {tuple(out.shape)} for {self.shape}"
         if self.packed is None:
@@ -90,9 +90,9 @@ class WeightData:
 
     def _floats(self) -> Tensor:
         assert self.tensor is not None
-        if not self.tensor.is_floating_point():
+        if not self.tensor.is_floating_point() or self.tensor.dtype.itemsize < 2:
             raise CheckpointError(
-                f"{self.where}: tensor '{self.name}' is stored as {self.tensor.dtype}, but a weight must be floating "
-                "point; its quantization method is not supported"
+                f"{self.where}: tensor '{self.name}' is stored as {self.tensor.dtype}, which is no weight without the "
+                "scales of its quantization method; that method is not supported"
             )
         return self.tensor
