@@ -58,8 +58,8 @@ def read_settings(path: Path | None, options: dict[str, Any]) -> EngineSettings:
     else:
         config = EngineConfig.load(path, **given)
         origins = dict.fromkeys(_names_in(path), path.name)
-    for name in given:
-        origins[name] = "MODEL" if name == "model" else flag_of(name)
+    for name, value in given.items():
+        origins[name] = "MODEL" if name == "model" else flag_of(f"no_{name}" if value is False else name)
     return EngineSettings(config, origins)
 
 
@@ -76,9 +76,7 @@ def _names_in(path: Path) -> list[str]:
 
 
 def _model_parameter() -> inspect.Parameter:
-    annotation = Annotated[
-        str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, show_default=False)
-    ]
+    annotation = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, show_default=False)]
     return inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -1,0 +1,99 @@
+"""What each setting comes to on this machine and this model, and why. Reads the model's files but no weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.checkpoint import ModelArchitecture, ModelSource, load_architecture, resolve_model
+from headrace.cli.engine_options import EngineSettings
+from headrace.config import EngineConfig
+from headrace.engine.front_end import resolve_max_model_len
+
+if TYPE_CHECKING:
+    from headrace.platforms.base import Platform
+
+
+@dataclass(frozen=True)
+class EffectiveSetting:
+    """One line of ``headrace explain``.
+
+    value: what the engine goes by; ``given`` is the same unless the setting leaves the choice to the engine.
+    origin: the flag or file that set it, or "default".
+    why: the reason for a value that the engine chose; what the setting means otherwise.
+    """
+
+    section: str
+    name: str
+    given: Any
+    value: Any
+    origin: str
+    why: str
+
+
+def effective_settings(settings: EngineSettings) -> list[EffectiveSetting]:
+    """All settings in the configuration's order. Raises CheckpointError and ConfigError as the engine would."""
+    from headrace.platforms.base import current_platform
+
+    config = settings.config
+    source = resolve_model(config.model.model, revision=config.model.revision)
+    chosen = _Choices(config, source, load_architecture(source), current_platform(config.device.device)).all()
+    rows = []
+    for section in dataclasses.fields(config):
+        values = getattr(config, section.name)
+        for option in dataclasses.fields(values):
+            given = getattr(values, option.name)
+            value, why = chosen.get(option.name, (given, option.metadata["doc"]))
+            origin = settings.origins.get(option.name, "default")
+            rows.append(EffectiveSetting(section.name, option.name, given, value, origin, why))
+    return rows
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """The values of settings that were left open."""
+
+    config: EngineConfig
+    source: ModelSource
+    architecture: ModelArchitecture
+    platform: Platform
+
+    def all(self) -> dict[str, tuple[Any, str]]:
+        """{setting: (value, why)} for those that the engine chooses."""
+        return {**self._of_model(), **self._of_machine()}
+
+    def _of_model(self) -> dict[str, tuple[Any, str]]:
+        model = self.config.model
+        choices: dict[str, tuple[Any, str]] = {"model": (model.model, f"found at {self.source.path}")}
+        if model.tokenizer is None and not model.skip_tokenizer_init:
+            choices["tokenizer"] = (self.source.path.name, "the model's own")
+        if model.served_model_name is None:
+            choices["served_model_name"] = (self.source.name, "the model's short name")
+        if model.load_format == "auto":
+            kind = "gguf" if self.source.kind == "gguf" else "safetensors"
+            choices["load_format"] = (kind, "by the model's files")
+        length = resolve_max_model_len(model, self.architecture)
+        if model.max_model_len is None:
+            choices["max_model_len"] = (length, "the model's own context")
+        return choices
+
+    def _of_machine(self) -> dict[str, tuple[Any, str]]:
+        config, platform = self.config, self.platform
+        where = platform.describe()
+        dtype = str(platform.resolve_dtype(config.model.dtype, self.architecture.torch_dtype)).removeprefix(
+            "torch."
+        )
+        choices: dict[str, tuple[Any, str]] = {}
+        if config.device.device == "auto":
+            choices["device"] = (platform.name, where)
+        if config.model.dtype == "auto":
+            stored = self.architecture.torch_dtype or "mixed types"
+            choices["dtype"] = (dtype, f"the weights are stored in {stored}; {where}")
+        if config.cache.kv_cache_dtype == "auto":
+            choices["kv_cache_dtype"] = (dtype, "the compute type")
+        if config.device.threads is None:
+            choices["threads"] = (platform.default_num_threads(), "physical cores that this process may use")
+        if config.scheduler.max_prefill_chunk is None:
+            choices["max_prefill_chunk"] = (config.scheduler.max_num_batched_tokens, "max_num_batched_tokens")
+        return choices

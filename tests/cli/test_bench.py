@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli.bench_report import report, spread
+from headrace.cli.workload import read_workloads
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.outputs import CompletionOutput, RequestOutput
+from tests.cli.conftest import CommandLine
+
+WORKLOADS = {
+    "meta": {"seed": 0},
+    "short": [{"id": 0, "prompt_ids": [5, 6, 7], "output_len": 4}],
+    "many": [{"prompt_ids": [9] * 40 + [i], "output_len": i + 1} for i in range(6)],
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    file = tmp_path / "workload.json"
+    file.write_text(json.dumps(WORKLOADS))
+    return str(file)
+
+
+def test_json(headrace: CommandLine, fake_engine: list[EngineConfig], path: str) -> None:
+    assert headrace("bench", "smollm2", path, "--json", "--repeat", "3") == 0, headrace.err
+    result = json.loads(headrace.out)
+    assert set(result["workloads"]) == {"short", "many"} and result["load_s"] > 0
+    many = result["workloads"]["many"]
+    assert (many["num_requests"], many["num_prompt_tokens"], many["num_output_tokens"]) == (6, 6 * 41, 21)
+    assert len(many["all_wall_s"]) == 3 and many["wall_s"] == sorted(many["all_wall_s"])[1]
+    assert many["output_tokens_per_s"] == pytest.approx(21 / many["wall_s"])
+    assert 0 < many["ttft_ms"]["p50"] <= many["ttft_ms"]["p99"] < 1e3 * many["wall_s"]
+
+
+def test_runs_share_no_prefix_with_earlier_ones(
+    headrace: CommandLine, fake_engine: list[EngineConfig], path: str
+) -> None:
+    cached = []
+    for repeat in ("1", "3"):
+        assert headrace("bench", "smollm2", path, "--json", "--repeat", repeat, "--only", "many") == 0
+        cached.append(json.loads(headrace.out)["workloads"]["many"]["num_cached_tokens"])
+    assert cached[0] == cached[1]
+
+
+def test_table(headrace: CommandLine, fake_engine: list[EngineConfig], path: str) -> None:
+    assert headrace("bench", "smollm2", path, "--only", "short") == 0, headrace.err
+    loaded, heads, row = headrace.out.splitlines()
+    assert loaded.startswith("loaded in") and heads.startswith("workload") and row.startswith("short")
+    assert "many" not in headrace.out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "cannot read"),
+        ("[]", "must look like"),
+        ('{"meta": {}}', "no list"),
+        ('{"a": [{"prompt_ids": [1], "output_len": 0}]}', r"a\[0\]"),
+        ('{"a": [{"prompt_ids": [1], "output_len": 2}, {"prompt_ids": ["x"], "output_len": 2}]}', r"a\[1\]"),
+        ('{"a": [7]}', r"a\[0\]"),
+    ],
+)
+def test_wrong_workload_files(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "workload.json"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        read_workloads(file)
+
+
+def test_unknown_workload_names_the_known(headrace: CommandLine, path: str) -> None:
+    assert "short, many" in headrace.fails("bench", "smollm2", path, "--only", "long")
+
+
+def test_tokens_outside_the_vocabulary(
+    headrace: CommandLine, fake_engine: list[EngineConfig], tmp_path: Path
+) -> None:
+    file = tmp_path / "workload.json"
+    file.write_text('{"a": [{"prompt_ids": [50000], "output_len": 1}]}')
+    assert "vocabulary" in headrace.fails("bench", "smollm2", str(file))
+
+
+def output(arrival: float, *token_times: list[float]) -> RequestOutput:
+    answers = [CompletionOutput(i, "", [0] * len(times)) for i, times in enumerate(token_times)]
+    metrics: dict[str, Any] = {"arrival_time": arrival, "token_times": list(token_times)}
+    return RequestOutput("r", None, [1, 2, 3], answers, True, num_cached_tokens=2, metrics=metrics)
+
+
+def test_report_figures() -> None:
+    figures = report([output(10.0, [10.5, 10.6, 10.8]), output(10.0, [11.0])], wall_s=2.0)
+    assert figures["num_output_tokens"] == 4 and figures["output_tokens_per_s"] == 2.0
+    assert figures["prompt_tokens_per_s"] == 3.0 and figures["num_cached_tokens"] == 4
+    assert figures["ttft_ms"]["mean"] == pytest.approx(750) and figures["ttft_ms"]["p99"] == pytest.approx(
+        1000
+    )
+    assert figures["itl_ms"]["p50"] == pytest.approx(100) and figures["itl_ms"]["p90"] == pytest.approx(200)
+    assert figures["decode_tokens_per_s"] == pytest.approx(1 / 0.15)
+
+
+def test_spread_is_by_nearest_rank() -> None:
+    assert spread(range(1, 101)) == {"mean": 50.5, "p50": 50, "p90": 90, "p99": 99}
+    assert spread([7.0]) == {"mean": 7.0, "p50": 7.0, "p90": 7.0, "p99": 7.0}
+    assert spread([]) == {}

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.engine_options import flag_of, read_settings
+from headrace.config import EngineConfig, option_owners
+from headrace.errors import ConfigError
+from tests.cli.conftest import CommandLine
+
+
+def test_every_setting_has_a_flag_with_its_doc(headrace: CommandLine) -> None:
+    assert headrace("generate", "--help") == 0
+    words = " ".join(headrace.out.split())
+    for name in option_owners():
+        assert name == "model" or flag_of(name) in words
+    assert "tokens in one KV block; a power of two (default 16)" in words
+    assert "--enable-prefix-caching / --no-enable-prefix-caching" in words
+
+
+def test_flags_reach_the_configuration(headrace: CommandLine, fake_engine: list[EngineConfig]) -> None:
+    flags = [
+        "--block-size",
+        "32",
+        "--no-enable-prefix-caching",
+        "--max-stall-ms",
+        "100",
+        "--policy",
+        "priority",
+    ]
+    assert headrace("generate", "smollm2", "--prompt", "x", "--max-tokens", "1", *flags) == 0, headrace.err
+    (config,) = fake_engine
+    assert (config.cache.block_size, config.cache.enable_prefix_caching) == (32, False)
+    assert (config.scheduler.max_stall_ms, config.scheduler.policy) == (100.0, "priority")
+    assert config.scheduler.max_num_seqs == EngineConfig().scheduler.max_num_seqs
+
+
+def test_file_and_flags(tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text("cache: {block_size: 64, min_copy_tokens: 2}\nmodel: {model: other}\n")
+    settings = read_settings(path, {"model": None, "block_size": 8, "seed": 3, "dtype": None})
+    assert settings.config.cache.block_size == 8 and settings.config.cache.min_copy_tokens == 2
+    assert settings.config.model.model == "other"
+    assert settings.origins == {
+        "block_size": "--block-size",
+        "min_copy_tokens": "engine.yaml",
+        "model": "engine.yaml",
+        "seed": "--seed",
+    }
+    assert read_settings(path, {"model": "mine"}).origins["model"] == "MODEL"
+
+
+def test_an_unknown_key_in_the_file_names_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text("cache: {blok_size: 64}\n")
+    with pytest.raises(ConfigError, match="'block_size'"):
+        read_settings(path, {})
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text("# nothing yet\n")
+    settings = read_settings(path, {})
+    assert settings.config == EngineConfig() and settings.origins == {}

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from headrace.config import option_owners
+from tests.cli.conftest import CommandLine
+
+
+def rows(headrace: CommandLine, *arguments: str) -> dict[str, dict[str, object]]:
+    assert headrace("explain", *arguments, "--json") == 0, headrace.err
+    return {row["name"]: row for row in json.loads(headrace.out)}
+
+
+def test_every_setting_is_there_with_its_origin(headrace: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text("cache: {block_size: 64}\nscheduler: {max_num_seqs: 4}\n")
+    found = rows(headrace, "smollm2", "--config", str(path), "--block-size", "32", "--device", "cpu")
+    assert list(found) == list(option_owners())
+    assert (found["block_size"]["value"], found["block_size"]["origin"]) == (32, "--block-size")
+    assert (found["max_num_seqs"]["value"], found["max_num_seqs"]["origin"]) == (4, "engine.yaml")
+    assert (found["policy"]["value"], found["policy"]["origin"]) == ("fcfs", "default")
+    assert all(row["why"] for row in found.values())
+
+
+def test_choices_left_to_the_engine_are_resolved(headrace: CommandLine) -> None:
+    found = rows(headrace, "smollm2", "--device", "cpu", "--max-num-batched-tokens", "512")
+    assert (found["max_model_len"]["given"], found["max_model_len"]["value"]) == (None, 8192)
+    assert found["load_format"]["value"] == "gguf" and found["served_model_name"]["value"] == "smollm2"
+    assert found["dtype"]["value"] in ("float32", "bfloat16")
+    assert found["kv_cache_dtype"]["value"] == found["dtype"]["value"]
+    assert found["max_prefill_chunk"]["value"] == 512 and int(str(found["threads"]["value"])) >= 1
+
+
+def test_own_settings_are_not_overruled(headrace: CommandLine) -> None:
+    found = rows(
+        headrace, "--device", "cpu", "--dtype", "float16", "--threads", "3", "--max-model-len", "100"
+    )
+    assert (found["dtype"]["value"], found["dtype"]["origin"]) == ("float16", "--dtype")
+    assert (found["threads"]["value"], found["max_model_len"]["value"]) == (3, 100)
+
+
+def test_text(headrace: CommandLine) -> None:
+    assert headrace("explain", "smollm2", "--device", "cpu", "--no-enable-prefix-caching") == 0
+    assert "cache:\n" in headrace.out and "the model's own context" in headrace.out
+    (line,) = [line for line in headrace.out.splitlines() if line.startswith("  enable_prefix_caching")]
+    assert line.split()[:3] == ["enable_prefix_caching", "off", "--no-enable-prefix-caching"]
+
+
+def test_a_context_beyond_the_models(headrace: CommandLine) -> None:
+    assert "8192" in headrace.fails("explain", "smollm2", "--device", "cpu", "--max-model-len", "9000")

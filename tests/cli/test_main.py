@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace import __version__
+from headrace.cli import main as main_module
+from tests.cli.conftest import CommandLine
+
+START = [sys.executable, "-c", "from headrace.cli.main import main; main()"]
+
+
+def test_help_is_fast_and_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from headrace.cli.main import run\n"
+        "code = run(['--help'])\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'rich.console', 'fastapi'} & set(sys.modules)\n"
+        "sys.exit(f'imports {heavy}' if heavy else code)\n"
+    )
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        times.append(time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr
+    for name, (_, help_line) in main_module.COMMANDS.items():
+        assert name in done.stdout and help_line in done.stdout
+    assert min(times) < 0.5
+
+
+def test_no_arguments_show_the_help(headrace: CommandLine) -> None:
+    assert headrace() == 0 and "Usage: headrace" in headrace.out
+
+
+def test_version(headrace: CommandLine) -> None:
+    assert headrace("--version") == 0 and headrace.out == f"headrace {__version__}\n"
+
+
+@pytest.mark.parametrize("name", list(main_module.COMMANDS))
+def test_each_command_has_help(headrace: CommandLine, name: str) -> None:
+    assert headrace(name, "--help") == 0 and f"Usage: headrace {name}" in headrace.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generat"], "'generate'"),
+        (["generate", "--max-tokns", "3"], "--max-tokens"),
+        (["generate"], "--prompt"),
+        (["generate", "--prompt", "x", "--block-size", "many"], "--block-size"),
+        (["generate", "--prompt", "x", "--block-size", "3"], "power of two"),
+        (["generate", "--prompt", "x", "--temperature", "-1"], "temperature must be in [0, 100]"),
+        (["generate", "no/such/model.gguf", "--prompt", "x"], "no such file"),
+        (["generate", "--prompt", "x", "--system", "be brief"], "--chat"),
+        (["generate", "--prompt", "x", "--config", "/no/such.yaml"], "/no/such.yaml"),
+    ],
+)
+def test_mistakes_are_one_line(headrace: CommandLine, arguments: list[str], words: str) -> None:
+    assert words in headrace.fails(*arguments)
+
+
+def test_a_fault_of_ours_is_one_line_too(headrace: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("headrace.cli.generate.write_answers", fail)
+    monkeypatch.setattr("headrace.engine.llm.LLM.from_config", fail)
+    assert "RuntimeError: two lines" in headrace.fails("generate", "--prompt", "x", code=1)
+
+
+def test_debug_shows_the_traceback_wherever_it_stands() -> None:
+    wrong = ["generate", "no/such/model.gguf", "--prompt", "x"]
+    done = subprocess.run([*START, *wrong, "--debug"], capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" in done.stderr
+    done = subprocess.run([*START, *wrong], capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr and done.stdout == ""
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -c 'from headrace.cli.main import main; main()' generate --help | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
