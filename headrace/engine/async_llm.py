@@ -1,0 +1,335 @@
+"""AsyncLLM: many requests at once on one event loop, over an engine core in its own process or thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from headrace.config import EngineConfig
+from headrace.core.output import EngineCoreOutput, EngineCoreRequest
+from headrace.core.timeline import Timeline
+from headrace.engine.client import EngineCoreClient, refusal_error
+from headrace.engine.front_end import FrontEnd
+from headrace.engine.input_processor import ProcessedInput
+from headrace.engine.mailbox import Mailbox
+from headrace.engine.messages import CoreReady, CoreSpec, LoadProgress, Refusal, StepNews
+from headrace.engine.output_processor import RequestOutputKind
+from headrace.engine.process_client import ProcessClient
+from headrace.engine.prompts import ParsedPrompt, Prompt
+from headrace.errors import EngineDeadError, HeadraceError, RequestError
+from headrace.observe.metrics import ServingMetrics
+from headrace.outputs import RequestOutput
+from headrace.sampling_params import SamplingParams
+
+ENGINE_CORE = "headrace.engine.assemble:build_engine_core"
+_LONG_TEXT_CHARS = 8192
+
+
+class _Live:
+    """One request that the core has not finished with.
+
+    is_answered: its reader has been given everything; the core's last word is still to come.
+    running: answers that the core has not ended.  stopped: answers that a stop string ended.
+    """
+
+    __slots__ = (
+        "has_started",
+        "index",
+        "is_answered",
+        "mailbox",
+        "num_tokens",
+        "request",
+        "running",
+        "stopped",
+    )
+
+    def __init__(self, request: EngineCoreRequest, mailbox: Mailbox, index: int) -> None:
+        self.request = request
+        self.mailbox = mailbox
+        self.index = index
+        self.has_started = False
+        self.is_answered = False
+        self.running = set(range(request.sampling_params.n))
+        self.num_tokens = [0] * request.sampling_params.n
+        self.stopped: set[int] = set()
+
+
+class AsyncLLM:
+    """Answers requests as they come. Use it from one event loop.
+
+    The engine starts loading when the object is made; requests may be given at once and wait for it.
+
+    Args:
+        config: of the engine that ``client`` reaches.
+        metrics: filled as requests run.
+    """
+
+    def __init__(self, config: EngineConfig, client: EngineCoreClient) -> None:
+        self.config = config
+        self.metrics = ServingMetrics()
+        self.progress = LoadProgress("starting the engine")
+        self.core_info: dict[str, Any] = {}
+        self._client = client
+        self._live: dict[str, _Live] = {}
+        self._death: HeadraceError | None = None
+        self._front_end: FrontEnd | None = None
+        self._opening: asyncio.Task[FrontEnd] | None = None
+        self._is_core_ready = False
+        self._core_settled = asyncio.Event()
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, *, in_process: bool = False) -> AsyncLLM:
+        """Start an engine: in a process of its own, or in a thread of this one (which then imports torch).
+
+        Whatever is wrong with the model is raised by the first call that needs it.
+        """
+        spec = CoreSpec(ENGINE_CORE, config)
+        if not in_process:
+            return cls(config, ProcessClient(spec))
+        from headrace.engine.thread_client import ThreadClient
+
+        return cls(config, ThreadClient(spec))
+
+    # ---- life
+
+    async def front_end(self) -> FrontEnd:
+        """The model's tokenizer and limits, read in a thread at the first call.
+
+        Raises: CheckpointError, ConfigError.
+        """
+        if self._front_end is None:
+            if self._opening is None:
+                self._client.listen(self)
+                self._opening = asyncio.create_task(asyncio.to_thread(FrontEnd.open, self.config.model))
+            self._front_end = await asyncio.shield(self._opening)
+        return self._front_end
+
+    async def wait_ready(self) -> None:
+        """Return when the engine takes steps. Raises what ended its loading."""
+        await self.front_end()
+        await self._core_settled.wait()
+        self.check_alive()
+
+    @property
+    def is_ready(self) -> bool:
+        """True when a request would be computed at once."""
+        return self._front_end is not None and self._is_core_ready and self._death is None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests whose reader is still waiting for news."""
+        return len(self._live)
+
+    def check_alive(self) -> None:
+        """Raises the error that ended the engine, if it has ended."""
+        if self._death is not None:
+            raise self._death
+
+    async def shutdown(self, timeout_s: float = 5.0) -> None:
+        """End the engine; requests still running fail with EngineDeadError. Calling twice is allowed."""
+        self.on_death(EngineDeadError("the engine was shut down"))
+        self._client.shutdown(timeout_s)
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+
+    # ---- requests
+
+    async def generate(
+        self,
+        prompt: Prompt | ParsedPrompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
+    ) -> AsyncIterator[RequestOutput]:
+        """Answer one prompt; an output at each step with news. Leaving the iteration early aborts the request.
+
+        Args:
+            priority: lower first; counts with ``policy="priority"``.
+            kind: whether outputs hold everything so far, the new part, or come once.
+
+        Raises: RequestError for a wrong request, CapacityError when there is no room, EngineDeadError.
+        """
+        params = sampling_params or SamplingParams()
+        mailbox = await self.submit(
+            [prompt], params, kind, request_id=request_id, priority=priority, tenant=tenant
+        )
+        try:
+            while not mailbox.is_done:
+                for _, output in await mailbox.get():
+                    yield output
+        finally:
+            mailbox.close()
+
+    async def submit(
+        self,
+        prompts: Sequence[Prompt | ParsedPrompt],
+        params: SamplingParams,
+        kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        clamp_max_tokens: bool = True,
+    ) -> Mailbox:
+        """Hand over prompts that share parameters and a reader, who must close the mailbox. All or none are taken.
+
+        Raises: RequestError before anything runs if one of them is wrong; EngineDeadError.
+        """
+        front_end = await self.front_end()
+        self.check_alive()
+        if priority and self.config.scheduler.policy != "priority":
+            raise RequestError(
+                f"priority is {priority}, but this engine serves first come, first served; leave it out, or start the "
+                "engine with policy 'priority'",
+                param="priority",
+            )
+        base_id, arrival_time = request_id or uuid.uuid4().hex, time.monotonic()
+        ids = [base_id] if len(prompts) == 1 else [f"{base_id}-{index}" for index in range(len(prompts))]
+
+        def process() -> list[ProcessedInput]:
+            return [
+                front_end.inputs.process(
+                    own_id,
+                    prompt,
+                    params,
+                    clamp_max_tokens=clamp_max_tokens,
+                    arrival_time=arrival_time,
+                    priority=priority,
+                    tenant=tenant,
+                )
+                for own_id, prompt in zip(ids, prompts, strict=True)
+            ]
+
+        is_long = sum(map(_text_length, prompts)) > _LONG_TEXT_CHARS
+        # Tokenizing a long text takes as long as several steps; other requests' streams must not wait for it.
+        inputs = await asyncio.to_thread(process) if is_long else process()
+        return self._launch(front_end, inputs, kind)
+
+    def _launch(self, front_end: FrontEnd, inputs: list[ProcessedInput], kind: RequestOutputKind) -> Mailbox:
+        ids = [item.request.request_id for item in inputs]
+        for own_id in ids:
+            if own_id in self._live:
+                raise RequestError(f"request id {own_id!r} is in use", param="request_id")
+        self.check_alive()
+        mailbox = Mailbox(len(inputs), kind is RequestOutputKind.DELTA, lambda: self._drop(ids))
+        for index, (request, prompt) in enumerate(inputs):
+            self._client.add_request(request)
+            front_end.outputs.add_request(request, prompt, kind)
+            self._live[request.request_id] = _Live(request, mailbox, index)
+        return mailbox
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request; its reader gets a last output with ``finish_reason`` "abort"."""
+        live = self._live.get(request_id)
+        if live is not None and self._front_end is not None:
+            last = self._front_end.outputs.end(request_id, "abort")
+            if last is not None:
+                live.mailbox.put(live.index, last)
+            self._drop([request_id])
+
+    def _drop(self, ids: list[str]) -> None:
+        """Forget requests that have no reader any more, and have the core stop those it still computes."""
+        assert self._front_end is not None
+        left = [own_id for own_id in ids if own_id in self._live and not self._live[own_id].is_answered]
+        for own_id in left:
+            self._front_end.outputs.end(own_id, "abort")
+            live = self._live.pop(own_id)
+            for child in live.running:
+                self._count_finish(live, child, "abort", None)
+        if left:
+            self._client.abort_requests(left)
+
+    # ---- news of the core
+
+    def on_progress(self, progress: LoadProgress) -> None:
+        """Loading went on."""
+        self.progress = progress
+
+    def on_ready(self, ready: CoreReady) -> None:
+        """The core takes steps now."""
+        self._is_core_ready = self.metrics.is_engine_up = True
+        self.core_info = self.metrics.core_stats = ready.info
+        self._core_settled.set()
+
+    def on_step(self, news: StepNews) -> None:
+        """One step's outputs: to their readers, and into the metrics."""
+        if news.stats is not None:
+            self.metrics.core_stats = news.stats
+        assert self._front_end is not None
+        processed = self._front_end.outputs.process(news.outputs)
+        live = self._live
+        for output in processed.outputs:
+            request = live.get(output.request_id)
+            if request is not None:
+                request.is_answered = output.finished
+                request.mailbox.put(request.index, output)
+        self._count(news.outputs)
+        for request_id, child in processed.stopped:
+            if request_id in live:
+                live[request_id].stopped.add(child)
+                self._client.abort_child(request_id, child)
+
+    def on_refusal(self, refusal: Refusal) -> None:
+        """The core did not take a request; its whole batch fails."""
+        live = self._live.pop(refusal.request_id, None)
+        if live is not None and self._front_end is not None:
+            self._front_end.outputs.end(refusal.request_id, "error", refusal.message)
+            live.mailbox.fail(refusal_error(refusal))
+
+    def on_death(self, error: HeadraceError) -> None:
+        """The core is gone: every reader is told."""
+        if self._death is not None:
+            return
+        self._death = error
+        self.metrics.is_engine_up = False
+        self.metrics.core_stats = {**self.metrics.core_stats, "num_running": 0, "num_waiting": 0}
+        self._core_settled.set()
+        for own_id, live in self._live.items():
+            if self._front_end is not None:
+                self._front_end.outputs.end(own_id, "error", str(error))
+            live.mailbox.fail(error)
+        self._live.clear()
+
+    def _count(self, outputs: list[EngineCoreOutput]) -> None:
+        num_tokens = 0
+        for output in outputs:
+            live = self._live.get(output.request_id)
+            if live is None:
+                continue
+            if not live.has_started:
+                live.has_started = True
+                self.metrics.num_prompt_tokens += len(live.request.prompt_token_ids)
+            child = output.child_index
+            if child not in live.stopped:
+                live.num_tokens[child] += len(output.new_token_ids)
+                num_tokens += len(output.new_token_ids)
+            if output.finish_reason is not None:
+                self._count_finish(live, child, output.finish_reason, output.timeline)
+                live.running.discard(child)
+                if not live.running:
+                    del self._live[output.request_id]
+        if num_tokens:
+            self.metrics.count_step(num_tokens)
+
+    def _count_finish(self, live: _Live, child: int, reason: str, timeline: Timeline | None) -> None:
+        """Count one answer's end. Of one that a stop string ended, the core only knows that it was told to end it."""
+        request = live.request
+        self.metrics.count_finish(
+            "stop" if child in live.stopped else reason,
+            request.arrival_time,
+            len(request.prompt_token_ids),
+            live.num_tokens[child],
+            timeline,
+        )
+
+
+def _text_length(prompt: Prompt | ParsedPrompt) -> int:
+    if isinstance(prompt, ParsedPrompt):
+        return len(prompt.text or "") if prompt.token_ids is None else 0
+    return len(prompt) if isinstance(prompt, str) else 0
