@@ -262,6 +262,7 @@ class FakeRequest:
         self.token_ids: list[int] = []
         self.num_prompt_tokens = new.num_prompt_tokens
         self.params = new.sampling_params
+        self.prompt_logprobs_from = new.prompt_logprobs_from
         self.child_index = new.child_index
         self.prompt_logprobs_from = new.prompt_logprobs_from
         self.sequence = FakeSequence(new.request_id, new.block_ids)

@@ -7,7 +7,7 @@ four integers; 53 bits of the result make a double.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -40,12 +40,13 @@ def uniforms(
     Args:
         sample_seed, child_index, position: int64, of shapes that broadcast. All 64 bits of a seed are used.
     """
-    x = sample_seed
+    x: Any = sample_seed
     for part in (child_index, position):
         x = _mix(x + (part + 1) * _signed(_GOLDEN))
     x = _mix(x + _signed((stream + 1) * _GOLDEN))
     high = _shift_right(x, 11)
-    return (high.double() if isinstance(high, torch.Tensor) else high.astype(np.float64)) * _TO_UNIT
+    high = high.double() if isinstance(high, torch.Tensor) else high.astype(np.float64)
+    return cast(IntArray, high * _TO_UNIT)
 
 
 def _mix_int(x: int) -> int:

@@ -14,23 +14,9 @@ from headrace.kernels.reference.sampling import (
     top_tokens,
 )
 
+from tests.runtime.sampling_oracle import kept_probabilities
+
 VOCABS = [5, 100, 257, 1024, 3 * 128]
-
-
-def oracle_kept(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
-    """float64 probabilities after vLLM's filters (min_p, then top_k, then top_p), ties kept; 0 where removed."""
-    scaled = (logits.astype(np.float64) - logits.max()) / temperature
-    weights = np.exp(scaled)
-    weights[weights < min_p] = 0.0
-    order = np.argsort(-weights, kind="stable")
-    if 0 < top_k < len(weights):
-        weights[weights < weights[order[top_k - 1]]] = 0.0
-    probabilities = weights / weights.sum()
-    if top_p < 1.0:
-        mass = np.cumsum(probabilities[order])
-        last = order[min(int(np.searchsorted(mass, top_p)), len(order) - 1)]
-        probabilities[probabilities < probabilities[last]] = 0.0
-    return probabilities / probabilities.sum()
 
 
 def run(
@@ -66,7 +52,9 @@ def test_tokens_equal_the_numpy_oracle(vocab: int) -> None:
     min_p = rng.choice([0.0, 0.01, 0.2, 1.0], rows).astype(np.float32)
     tokens = run(torch.from_numpy(logits), uniform, temperature, top_k, top_p, min_p)
     for row, token in enumerate(tokens):
-        kept = oracle_kept(logits[row], temperature[row], int(top_k[row]), float(top_p[row]), min_p[row])
+        kept = kept_probabilities(
+            logits[row], temperature[row], int(top_k[row]), float(top_p[row]), min_p[row]
+        )
         cumulative = np.cumsum(kept)
         assert kept[token] > 0
         if np.abs(cumulative - uniform[row]).min() > 1e-5:  # else rounding may decide
@@ -83,7 +71,7 @@ def test_frequencies_follow_the_filtered_distribution(filters: dict[str, float])
     logits = rng.normal(size=8).astype(np.float32) * 1.5
     draws = 20_000
     tokens = run(torch.from_numpy(np.tile(logits, (draws, 1))), rng.random(draws), 0.8, **filters)
-    expected = oracle_kept(
+    expected = kept_probabilities(
         logits, 0.8, int(filters.get("top_k", 0)), filters.get("top_p", 1.0), filters.get("min_p", 0.0)
     )
     counts = np.bincount(tokens, minlength=8)
@@ -126,7 +114,7 @@ def test_flat_distributions_reach_past_the_sorted_part() -> None:
     uniform = np.array([0.0, 0.3, 0.7, 1.0 - 2.0**-53])
     tokens = run(logits, uniform, 1.0, top_p=0.8)
     for row, token in enumerate(tokens):
-        kept = oracle_kept(logits[row].numpy(), 1.0, 0, 0.8, 0.0)
+        kept = kept_probabilities(logits[row].numpy(), 1.0, 0, 0.8, 0.0)
         assert np.count_nonzero(kept) > 2000
         assert token == int(np.searchsorted(np.cumsum(kept), uniform[row], side="right"))
 
@@ -198,7 +186,10 @@ def test_log_probabilities_and_ranks(vocab: int) -> None:
 
 
 def test_top_tokens_order_ties_by_index() -> None:
-    logits = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0, -1.0]])
-    assert top_tokens(logits, 4)[1].tolist() == [[1, 2, 4, 0]]
-    assert top_tokens(logits, 6)[1].tolist() == [[1, 2, 4, 0, 3, 5]]
-    assert top_tokens(logits, 9)[0].tolist() == [[2.0, 2.0, 2.0, 1.0, 0.0, -1.0]]
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randint(0, 5, (30, 40), generator=generator).float()
+    for count in (1, 3, 20, 40):
+        values, ids = top_tokens(logits, count)
+        for row, row_ids, row_values in zip(logits.tolist(), ids.tolist(), values.tolist(), strict=True):
+            expected = sorted(range(40), key=lambda token: (-row[token], token))[:count]
+            assert row_ids == expected and row_values == [row[token] for token in expected]

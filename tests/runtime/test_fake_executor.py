@@ -214,7 +214,8 @@ def test_mask_and_appended_tokens_and_logprobs() -> None:
     driver = Driver()
     mask = np.zeros((1, 32), np.uint32)
     mask[0, 3] = 1 << 5
-    request = new("a", [1, 2, 3], [0, 1], logprobs=2, prompt_logprobs=1, logprobs_from=2)
+    request = new("a", [1, 2, 3], [0, 1], logprobs=2, prompt_logprobs=1)
+    request.prompt_logprobs_from = 2
     output: ModelRunnerOutput = driver.step([("a", 0, 3)], mask=mask, new_requests=[request]).result()
     assert output.sampled_token_ids == [[101]]
     assert output.logprobs["a"][0].token_ids == [101, 101, 102]

@@ -94,26 +94,38 @@ def token_ranks(logits: Tensor, token_logits: Tensor) -> Tensor:
 
 
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest logits of each row, falling, lowest index first among equals: ([R, count], [R, count]).
-
-    Which of several equal ones is left out at the end is any, but always the same for the same row.
+    """The ``count`` largest logits of each row and their indices, falling, the lower index first among equals.
 
     Args:
         logits: [R, V] float32.
+        count: at most V.
     """
-    if count >= logits.shape[1]:
+    if count == logits.shape[1]:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
         return values, ids
-    ids = logits.topk(count, dim=-1).indices.sort(-1).values
+    values, ids = logits.topk(count, dim=-1)
+    last = values[:, -1:]
+    num_candidates = _chunks(torch.ge(logits, last, out=torch.empty_like(logits)), 0.0).sum(-1).sum(-1)
+    tied = (num_candidates > count).nonzero()[:, 0]
+    if tied.numel():  # which of the equal ones topk takes is not defined
+        ids.index_copy_(0, tied, _lowest_ids(logits[tied], last[tied], count))
+    ids = ids.sort(-1).values
     values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
 
 
-def _top_p_threshold(weights: Tensor, lowest: Tensor | None, top_p: Tensor) -> Tensor:
-    """[R]: the largest w such that the weights >= w hold ``top_p`` of the sum of those >= ``lowest``; 0 where top_p is 1.
+def _lowest_ids(logits: Tensor, last: Tensor, count: int) -> Tensor:
+    """[R, count]: indices of the logits above ``last`` [R, 1], filled up with the first of those equal to it."""
+    is_larger, is_equal = logits > last, logits == last
+    room = count - is_larger.sum(-1, keepdim=True)
+    return (is_larger | (is_equal & (is_equal.cumsum(-1) <= room))).nonzero()[:, 1].view(-1, count)
 
-    Looks at the largest weights first, since they mostly hold enough, and sorts whole rows only where they are really
-    flat. A row's running sums do not depend on how many of its weights are looked at.
+
+def _top_p_threshold(weights: Tensor, lowest: Tensor | None, top_p: Tensor) -> Tensor:
+    """[R]: the largest w such that the weights >= w hold ``top_p`` of the sum of those >= ``lowest``.
+
+    It is 0 where top_p is 1. The largest weights are looked at first, since they mostly hold enough, and whole rows
+    sorted only where they are really flat. A row's running sums do not depend on how many weights are looked at.
     """
     target = _row_sums(_keep(weights, lowest)) * top_p
     threshold = torch.zeros_like(top_p)

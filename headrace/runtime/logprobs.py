@@ -1,0 +1,76 @@
+"""Log-probabilities of tokens: of the raw softmax of the model's logits, before masks, penalties and temperature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.core.output import TokenLogprobs
+from headrace.kernels.reference.sampling import log_normalizer, token_ranks, top_tokens
+from headrace.sampling_params import MAX_LOGPROBS
+
+WHOLE_VOCABULARY = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogprobTensors:
+    """Log-probabilities of N rows, on the device.
+
+    num_top: [N], on the host: top tokens wanted per row; ``WHOLE_VOCABULARY`` is all.
+    tokens: [N] int64, each row's own token.  logprobs: [N] float32, its log-probability.
+    ranks: [N] int64, 1 is the most likely.
+    top_tokens, top_logprobs: [N, K], falling; K is 0 or ``MAX_LOGPROBS``.
+    whole_tokens, whole_logprobs: [rows that want all, V], falling.
+    """
+
+    num_top: list[int]
+    tokens: Tensor
+    logprobs: Tensor
+    ranks: Tensor
+    top_tokens: Tensor
+    top_logprobs: Tensor
+    whole_tokens: Tensor
+    whole_logprobs: Tensor
+
+    def to_host(self) -> list[TokenLogprobs]:
+        """One entry a row."""
+        tokens, logprobs, ranks = self.tokens.tolist(), self.logprobs.tolist(), self.ranks.tolist()
+        top_ids, top_values = self.top_tokens.tolist(), self.top_logprobs.tolist()
+        whole = iter(zip(self.whole_tokens.tolist(), self.whole_logprobs.tolist(), strict=True))
+        entries = []
+        for row, count in enumerate(self.num_top):
+            if count == WHOLE_VOCABULARY:
+                ids, values = next(whole)
+            else:
+                ids, values = top_ids[row][:count], top_values[row][:count]
+            entries.append(TokenLogprobs([tokens[row], *ids], [logprobs[row], *values], ranks[row]))
+        return entries
+
+
+def compute_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> LogprobTensors:
+    """Log-probabilities of each row's token and of the best ones.
+
+    Args:
+        logits: [N, V] float32, not changed.
+        tokens: [N] int64.
+        num_top: [N] top tokens wanted per row; -1 is the whole vocabulary.
+    """
+    normalizers = log_normalizer(logits)[:, None]
+    own = logits.gather(1, tokens[:, None])
+    count = min(MAX_LOGPROBS, logits.shape[1]) if max(num_top) > 0 else 0
+    values, ids = top_tokens(logits, count) if count else (logits[:, :0], tokens[:, None][:, :0])
+    rows = [row for row, wanted in enumerate(num_top) if wanted == WHOLE_VOCABULARY]
+    whole = torch.tensor(rows, dtype=torch.int64, device=logits.device)
+    whole_values, whole_ids = top_tokens(logits[whole], logits.shape[1])
+    return LogprobTensors(
+        num_top=num_top,
+        tokens=tokens,
+        logprobs=(own - normalizers)[:, 0],
+        ranks=token_ranks(logits, own[:, 0]),
+        top_tokens=ids,
+        top_logprobs=values - normalizers,
+        whole_tokens=whole_ids,
+        whole_logprobs=whole_values - normalizers[whole],
+    )

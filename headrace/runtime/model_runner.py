@@ -1,0 +1,184 @@
+"""ModelRunner: runs one step of the model over persistent request states, and samples from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from headrace.attention.base import AttentionBackend
+from headrace.attention.metadata import ForwardBatch
+from headrace.core.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from headrace.runtime.input_batch import InputBatch, InputBatchBuilder
+from headrace.runtime.kv_cache import KVCache
+from headrace.runtime.logprobs import compute_logprobs
+from headrace.runtime.request_states import RequestStates
+from headrace.runtime.sampler import Sampler, SamplerOutput
+from headrace.runtime.upload import upload
+
+
+class Model(Protocol):
+    """What the runner needs of a model (``models/<model_type>.py``)."""
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states [T, E] of every token."""
+
+    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [R, V] float32 of the hidden states ``rows`` [R] int64; valid until the next call."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingOutput:
+    """A step's results on their way to the host. ``finish`` waits for the device; nothing before it does."""
+
+    step_id: int
+    request_ids: list[str]
+    logprob_rows: np.ndarray | None
+    sampled: SamplerOutput | None
+    prompt_logprobs: dict[str, list[TokenLogprobs]]
+    errors: dict[str, str]
+
+    def finish(self) -> ModelRunnerOutput:
+        """The results on the host."""
+        output = ModelRunnerOutput(self.step_id, prompt_logprobs=self.prompt_logprobs, errors=self.errors)
+        if self.sampled is None:
+            return output
+        tokens = self.sampled.token_ids.tolist()
+        best_logits = self.sampled.best_logits.cpu().numpy()
+        if not np.isfinite(best_logits).all():
+            for row in np.flatnonzero(~np.isfinite(best_logits)).tolist():
+                self.errors.setdefault(self.request_ids[row], _why_broken(float(best_logits[row])))
+        good = [name not in self.errors for name in self.request_ids] if self.errors else None
+        pairs = zip(self.request_ids, tokens, strict=True)
+        kept = (
+            list(pairs)
+            if good is None
+            else [pair for pair, is_good in zip(pairs, good, strict=True) if is_good]
+        )
+        output.request_ids = [name for name, _ in kept]
+        output.sampled_token_ids = [[token] for _, token in kept]
+        if self.sampled.logprobs is not None and self.logprob_rows is not None:
+            entries = self.sampled.logprobs.to_host()
+            for row, entry in zip(self.logprob_rows.tolist(), entries, strict=True):
+                if good is None or good[row]:
+                    output.logprobs[self.request_ids[row]] = [entry]
+        return output
+
+
+class ModelRunner:
+    """Two calls a step, in step order. Everything between them stays on the device.
+
+    Args:
+        model: the loaded model, bound to ``kv_cache``.
+        kv_cache: the blocks; copies are made before the forward.
+        backends: one attention planner per KV group.
+        max_num_seqs, max_model_len: limits of requests and their length.
+        vocab_size: width of the logits.
+        max_logits_rows: rows whose logits are computed at once for prompt log-probabilities, which bounds memory.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kv_cache: KVCache,
+        backends: Sequence[AttentionBackend],
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        max_logits_rows: int,
+    ) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._device = kv_cache.blocks.device
+        self._max_logits_rows = max_logits_rows
+        self.states = RequestStates(
+            max_num_seqs,
+            max_model_len,
+            len(kv_cache.specs),
+            kv_cache.layout.block_size,
+            vocab_size,
+            self._device,
+        )
+        self._inputs = InputBatchBuilder(self.states, kv_cache.specs, backends, self._device)
+        self._sampler = Sampler()
+        self._step_id = 0
+        self._errors: dict[str, str] = {}
+        self._batch: InputBatch | None = None
+        self._hidden: torch.Tensor | None = None
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        """Run the forward of one step; its hidden states wait for ``sample_tokens``."""
+        assert self._batch is None, "sample_tokens was not called for the last step"
+        self._step_id = scheduler_output.step_id
+        self._errors = self.states.apply(scheduler_output)
+        self._copy_blocks(scheduler_output)
+        self._batch = self._inputs.build(scheduler_output)
+        self._hidden = self._model.forward(self._batch.forward)
+
+    @torch.inference_mode()
+    def sample_tokens(self, mask: np.ndarray | None = None) -> PendingOutput:
+        """Sample for the step last executed.
+
+        Args:
+            mask: uint32 [requests that sample, ceil(V / 32)], grammar bitmasks in batch order (all bits set where
+                there is no grammar), or None.
+        """
+        batch, hidden = self._batch, self._hidden
+        assert batch is not None and hidden is not None, "sample_tokens needs one execute_model before it"
+        self._batch = self._hidden = None
+        prompt_logprobs = self._prompt_logprobs(batch, hidden)
+        logprob_rows, sampled = self._sample(batch, hidden, mask)
+        return PendingOutput(
+            self._step_id, batch.sampled_ids, logprob_rows, sampled, prompt_logprobs, self._errors
+        )
+
+    def _copy_blocks(self, output: SchedulerOutput) -> None:
+        if output.block_copies:
+            table = np.array(
+                [(copy.src, copy.dst, copy.num_tokens) for copy in output.block_copies], np.int64
+            )
+            self._kv_cache.copy_blocks(*upload(list(table.T.copy()), self._device))
+
+    def _sample(
+        self, batch: InputBatch, hidden: torch.Tensor, mask: np.ndarray | None
+    ) -> tuple[np.ndarray | None, SamplerOutput | None]:
+        """Sample, and put the tokens where the next step reads them."""
+        if not batch.sampled_ids:
+            return None, None
+        wanted = self.states.sampling.make_batch(
+            batch.sampled_slots, batch.sampled_positions, self.states.tokens.tensor, mask
+        )
+        logits = self._model.compute_logits(hidden, batch.sampled_rows)
+        sampled = self._sampler(logits, wanted)
+        flat_tokens = self.states.tokens.tensor.view(-1)
+        flat_tokens.index_copy_(0, batch.sampled_places, sampled.token_ids.int())
+        return wanted.logprob_rows, sampled
+
+    def _prompt_logprobs(self, batch: InputBatch, hidden: torch.Tensor) -> dict[str, list[TokenLogprobs]]:
+        """Entries for the prompt tokens that follow this step's positions, a bounded number of rows at a time."""
+        entries: dict[str, list[TokenLogprobs]] = {}
+        flat_tokens = self.states.tokens.tensor.view(-1)
+        for span in batch.prompt_rows:
+            num_top = span.request.sampling_params.prompt_logprobs
+            assert num_top is not None
+            found: list[TokenLogprobs] = []
+            for first in range(span.first_row, span.end_row, self._max_logits_rows):
+                count = min(self._max_logits_rows, span.end_row - first)
+                rows = torch.arange(first, first + count, device=self._device)
+                target = span.first_target + first - span.first_row
+                tokens = flat_tokens[target : target + count].long()
+                logits = self._model.compute_logits(hidden, rows)
+                found += compute_logprobs(logits, tokens, [num_top] * count).to_host()
+            entries[span.request.request_id] = found
+        return entries
+
+
+def _why_broken(best_logit: float) -> str:
+    if best_logit == -np.inf:
+        return "no token may be sampled: bad_words, min_tokens, allowed_token_ids and the grammar forbid all of them"
+    return f"the model's logits are not finite (the largest is {best_logit}); the weights or the KV cache are broken"

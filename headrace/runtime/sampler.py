@@ -1,0 +1,117 @@
+"""Sampler: from a step's logits to one token a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.kernels.reference.sampling import row_argmax, sample_rows
+from headrace.runtime.logprobs import LogprobTensors, compute_logprobs
+from headrace.runtime.penalties import LogitProcessor
+
+# Rows are sampled in parts whose working memory stays in a CPU's cache, or is small change on a GPU.
+_PART_BYTES = {"cpu": 2 << 20}
+_DEFAULT_PART_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RandomRows:
+    """The rows that are drawn at random: [N] each, on the device. A filter that no row asks for is None.
+
+    rows: int64.  temperature: float32.  uniform: float64 in [0, 1).
+    top_k: int64, 0 is off; ``max_top_k`` is the largest.  top_p, min_p: float32.
+    is_whole_batch: every row of the step is random.
+    """
+
+    rows: Tensor
+    temperature: Tensor
+    uniform: Tensor
+    top_k: Tensor | None
+    top_p: Tensor | None
+    min_p: Tensor | None
+    max_top_k: int
+    is_whole_batch: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingBatch:
+    """What the rows of one step ask for; the other rows take their best token.
+
+    processors: changes to the logits, in order.
+    random: the rows to draw, or None.
+    logprob_rows: [N] int64 on the host, rows whose log-probabilities are wanted, or None;
+        num_logprobs: [N] how many of the best.
+    """
+
+    processors: list[LogitProcessor] = field(default_factory=list)
+    random: RandomRows | None = None
+    logprob_rows: np.ndarray | None = None
+    num_logprobs: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplerOutput:
+    """The step's tokens, on the device.
+
+    token_ids: [R] int64, valid ids even for broken rows.
+    best_logits: [R] float32, the largest logit of each row after all masks. Not finite means that the row is broken:
+        NaN or +inf in the model's logits, or -inf if nothing is allowed.
+    logprobs: of the rows ``SamplingBatch.logprob_rows``, or None.
+    """
+
+    token_ids: Tensor
+    best_logits: Tensor
+    logprobs: LogprobTensors | None
+
+
+class Sampler:
+    """Masks and penalties, then the best token or one drawn by inverse CDF; log-probabilities of the raw logits.
+
+    A row's token does not depend on the other rows. Nothing is computed that no row asks for.
+    """
+
+    def __call__(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
+        """Sample every row.
+
+        Args:
+            logits: [R, V] float32; changed in place when there are processors.
+        """
+        raw, rows = logits, None
+        if batch.logprob_rows is not None:
+            if len(batch.logprob_rows) < len(logits):
+                rows = torch.from_numpy(batch.logprob_rows).to(logits.device)
+                raw = logits.index_select(0, rows)
+            elif batch.processors:
+                raw = logits.clone()
+        for processor in batch.processors:
+            processor.apply(logits)
+        best_logits, tokens = row_argmax(logits)
+        if batch.random is not None:
+            self._draw(logits, best_logits, tokens, batch.random)
+        logprobs = None
+        if batch.logprob_rows is not None:
+            own = tokens if rows is None else tokens.index_select(0, rows)
+            logprobs = compute_logprobs(raw, own, batch.num_logprobs)
+        return SamplerOutput(tokens, best_logits, logprobs)
+
+    def _draw(self, logits: Tensor, best_logits: Tensor, tokens: Tensor, random: RandomRows) -> None:
+        """Overwrite the random rows of ``tokens``."""
+        row_bytes = logits.shape[1] * logits.element_size()
+        step = max(1, _PART_BYTES.get(logits.device.type, _DEFAULT_PART_BYTES) // row_bytes)
+        for start in range(0, len(random.rows), step):
+            part = slice(start, start + step)
+            rows = random.rows[part]
+            drawn = sample_rows(
+                logits[part] if random.is_whole_batch else logits.index_select(0, rows),
+                best_logits[part] if random.is_whole_batch else best_logits.index_select(0, rows),
+                random.temperature[part],
+                random.uniform[part],
+                None if random.top_k is None else random.top_k[part],
+                None if random.top_p is None else random.top_p[part],
+                None if random.min_p is None else random.min_p[part],
+                random.max_top_k,
+            )
+            tokens.index_copy_(0, rows, drawn)
