@@ -185,16 +185,18 @@ def _add_frame(
     """Puts the start and end tokens around encoded texts."""
     from tokenizers import processors
 
-    framed = [token_id for token_id in (first, last) if token_id is not None]
+    # Names instead of the tokens' own texts, which may hold what the template's syntax takes for something else.
+    framed = {name: token_id for name, token_id in (("first", first), ("last", last)) if token_id is not None}
     if not framed:
         return
-    pieces = vocabulary.pieces
-    before = [f"{pieces[first]}:0"] if first is not None else []
-    after = [f"{pieces[last]}:0"] if last is not None else []
+    before, after = (["first:0"] if "first" in framed else []), (["last:0"] if "last" in framed else [])
     backend.post_processor = processors.TemplateProcessing(
         single=[*before, "$A:0", *after],
         pair=[*before, "$A:0", "$B:0", *after],
-        special_tokens=[(pieces[token_id], token_id) for token_id in dict.fromkeys(framed)],
+        special_tokens=[
+            {"id": name, "ids": [token_id], "tokens": [vocabulary.pieces[token_id]]}
+            for name, token_id in framed.items()
+        ],
     )
 
 
