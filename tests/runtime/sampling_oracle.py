@@ -22,9 +22,9 @@ def processed_logits(
         if len(output) < params.min_tokens and token in (params.stop_token_ids or []) + new.eos_token_ids:
             result[token] = -np.inf
         for word in params.bad_word_ids or []:
-            if word[-1] == token and len(word) - 1 <= len(output):
-                if word[:-1] == output[len(output) - len(word) + 1 :]:
-                    result[token] = -np.inf
+            start = len(output) - len(word) + 1
+            if word[-1] == token and start >= 0 and word[:-1] == output[start:]:
+                result[token] = -np.inf
         result[token] += (params.logit_bias or {}).get(token, 0.0)
         if token in prompt + output:
             better = result[token] > 0
