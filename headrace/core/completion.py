@@ -5,8 +5,10 @@ from __future__ import annotations
 from headrace.core.admission import OutputLengthEstimator
 from headrace.core.lifecycle import RUNNING, Lifecycle
 from headrace.core.output import EngineCoreOutput, ModelRunnerOutput
-from headrace.core.request import FinishReason, Request
+from headrace.core.request import FinishReason, Request, RequestStatus
 from headrace.core.step import Step
+
+FINISHED = RequestStatus.FINISHED
 
 
 def complete_step(
@@ -17,36 +19,38 @@ def complete_step(
     news: list[EngineCoreOutput] = []
     if output.prompt_logprobs:
         _deliver_prompt_logprobs(step, output, news)
-    any_finished = bool(output.errors) and _fail_requests(lifecycle, step, output, news)
+    if output.errors:
+        _fail_requests(lifecycle, step, output, news)
     now = lifecycle.clock()
+    any_ended = bool(output.errors)
     for request, tokens in _sampled_pairs(step, output):
-        if request.is_finished:
+        if request.status is FINISHED:
             continue  # it ran ahead of its end, or was cancelled: the tokens are discarded
         request.num_placeholders -= 1
-        item = EngineCoreOutput(
-            request.parent_id, request.child_index, num_cached_tokens=request.num_cached_tokens
-        )
+        item = EngineCoreOutput(request.parent_id, request.child_index, tokens)
         news.append(item)
-        reason = _commit_tokens(request, tokens, now, item)
-        if output.logprobs and request.request_id in output.logprobs:
-            item.logprobs = output.logprobs[request.request_id][: len(item.new_token_ids)]
+        num_before = len(request.token_ids)
+        reason = _commit_tokens(request, tokens, now)
+        if output.logprobs:
+            item.logprobs = output.logprobs.get(request.request_id)
         if reason is not None:
-            any_finished = True
+            item.new_token_ids = tokens[: len(request.token_ids) - num_before]
+            any_ended = True
             estimator.observe(request)
             finish(lifecycle, request, item, reason, _stop_reason(request, reason))
-    if any_finished:
+    if any_ended:
         lifecycle.drop_stopped()
     return news
 
 
 def _commit_progress(lifecycle: Lifecycle, step: Step) -> None:
     """The step's KV is in place: blocks that it filled may enter the radix tree."""
-    kv = lifecycle.kv
+    commit = lifecycle.kv.commit
     for request, end in zip(step.requests, step.ends, strict=True):
         request.num_steps_in_flight -= 1
         if request.status is RUNNING:
             request.num_committed_tokens = end
-            kv.commit(request)
+            commit(request)
 
 
 def _sampled_pairs(step: Step, output: ModelRunnerOutput) -> list[tuple[Request, list[int]]]:
@@ -56,23 +60,16 @@ def _sampled_pairs(step: Step, output: ModelRunnerOutput) -> list[tuple[Request,
     return [(request, by_id[request.request_id]) for request in step.sampled if request.request_id in by_id]
 
 
-def _commit_tokens(
-    request: Request, tokens: list[int], now: float, item: EngineCoreOutput
-) -> FinishReason | None:
+def _commit_tokens(request: Request, tokens: list[int], now: float) -> FinishReason | None:
     """Append sampled tokens up to the first that ends the request; the reason if one does."""
     token_ids, stop_ids, times = request.token_ids, request.stop_token_ids, request.timeline.token_times
-    for count, token in enumerate(tokens, 1):
+    for token in tokens:
         token_ids.append(token)
         times.append(now)
-        reason = None
         if token in stop_ids and request.num_output_tokens > request.sampling_params.min_tokens:
-            reason = FinishReason.STOP
-        elif len(token_ids) >= request.max_total_tokens:
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            item.new_token_ids = tokens[:count]
-            return reason
-    item.new_token_ids = tokens
+            return FinishReason.STOP
+        if len(token_ids) >= request.max_total_tokens:
+            return FinishReason.LENGTH
     return None
 
 
@@ -107,7 +104,7 @@ def _deliver_prompt_logprobs(step: Step, output: ModelRunnerOutput, news: list[E
 
 def _fail_requests(
     lifecycle: Lifecycle, step: Step, output: ModelRunnerOutput, news: list[EngineCoreOutput]
-) -> bool:
+) -> None:
     """Requests whose own step failed end alone, with the message."""
     for request in step.requests:
         message = output.errors.get(request.request_id)
@@ -115,4 +112,3 @@ def _fail_requests(
             item = EngineCoreOutput(request.parent_id, request.child_index)
             finish(lifecycle, request, item, FinishReason.ERROR, message=message)
             news.append(item)
-    return True

@@ -52,7 +52,7 @@ class Request:
     group_id: requests of one co-schedule group are scheduled, preempted and freed together.
     namespace: radix namespace (model, adapter, KV dtype, tenant salt).
     last_step_id: the last step that reads or writes its blocks; the fence of its memory.
-    is_resident: the data plane holds its state.
+    is_resident: the data plane holds its state.  resident_capacity: the capacity of the blocks it was told of.
     parent: the sibling whose prompt blocks it forks (children of n > 1), or None.
     parent_id: the user's request id, shared by the children of n > 1.
     next_prompt_logprob: index of the first prompt token whose log-probability is not delivered yet.
@@ -87,6 +87,7 @@ class Request:
         "parent_id",
         "priority",
         "request_id",
+        "resident_capacity",
         "sample_seed",
         "sampling_params",
         "sequence",
@@ -154,6 +155,7 @@ class Request:
         self.num_steps_in_flight = 0
         self.last_step_id = 0
         self.is_resident = False
+        self.resident_capacity = 0
 
     @property
     def num_tokens(self) -> int:

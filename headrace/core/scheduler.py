@@ -117,8 +117,8 @@ class Scheduler:
         step.num_decodes = len(step.requests)
 
     def _schedule_group(self, step: Step, group_id: str) -> None:
-        """A co-schedule group decodes together or not at all."""
-        members = [request for request in self.lifecycle.running if request.group_id == group_id]
+        """A co-schedule group decodes together or not at all; its members' last tokens are computed here only."""
+        members = [request for request in self.lifecycle.requests.values() if request.group_id == group_id]
         if any(not _can_decode(member) or member.last_step_id == step.step_id for member in members):
             return
         if all(self._make_room(member, member.num_computed_tokens + 1, step) for member in members):
@@ -131,8 +131,8 @@ class Scheduler:
             if request.status is not RUNNING or request.last_step_id == step.step_id:
                 continue
             start = request.num_computed_tokens
-            wanted = len(request.token_ids) + request.num_placeholders - start
-            if wanted < 2 or (request.num_steps_in_flight and not request.may_run_ahead):
+            wanted = len(request.token_ids) + request.num_placeholders - start - _held_back(request)
+            if wanted < 2 - _held_back(request) or (request.num_steps_in_flight and not request.may_run_ahead):
                 continue
             num_tokens = self._chunk(step, start, wanted)
             if num_tokens <= 0:
@@ -171,8 +171,9 @@ class Scheduler:
         if self.tier_loads is not None:
             extra, is_async = self.tier_loads.match(request, match.num_tokens)
         start = match.num_tokens + extra
-        num_tokens = self._chunk(step, start, request.num_tokens - start)
-        if num_tokens <= 0 or not self._fits(request, self._held_by_others(match)):
+        wanted = request.num_tokens - start - _held_back(request)
+        num_tokens = self._chunk(step, start, wanted)
+        if num_tokens < min(wanted, 1) or not self._fits(request, self._held_by_others(match)):
             return False
         if not self.kv.admit(request, match, start + num_tokens, step.step_id):
             return False
@@ -183,7 +184,8 @@ class Scheduler:
                 return True
             self.tier_loads.finish_sync(request)
         self.lifecycle.start(request, "admitted")
-        step.add(request, num_tokens)
+        if num_tokens:
+            step.add(request, num_tokens)
         return True
 
     def _admit_fork(self, leader: Request, request: Request, shared: int, step: Step) -> bool:
@@ -228,7 +230,6 @@ class Scheduler:
                     self._preempt(request, "no memory for its next token")
                 return False
             self._preempt(victim, f"made room for {request.request_id}")
-        step.grown.append(request)
         return True
 
     def _make_way_for_urgent(self, step: Step) -> None:
@@ -269,7 +270,7 @@ class Scheduler:
         output.block_copies = self.kv.take_block_copies()
         for request in step.grown:
             blocks = self.kv.take_new_blocks(request)
-            if blocks is not None and request not in step.started:
+            if blocks is not None:
                 output.new_block_ids[request.request_id] = blocks
         for request in step.started:
             self.kv.take_new_blocks(request)
@@ -302,6 +303,11 @@ class Scheduler:
             assert request.num_steps_in_flight == in_flight, f"{request.request_id}: steps in flight"
             awaited = sum(request in step.sampled for step in self.in_flight)
             assert request.num_placeholders == awaited, f"{request.request_id}: placeholders"
+
+
+def _held_back(request: Request) -> int:
+    """Tokens at its end that a request computes with its co-schedule group only."""
+    return 0 if request.group_id is None else 1
 
 
 def _can_decode(request: Request) -> bool:

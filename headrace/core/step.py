@@ -11,7 +11,7 @@ class Step:
     """The batch of one step, on the scheduler's side.
 
     requests, ends: each request and the position its tokens reach; ``sampled``: those that sample.
-    started: those that the data plane does not hold yet.  grown: those that may have got blocks.
+    started: those that the data plane does not hold yet.  grown: those that got blocks since.
     num_decodes: running streams among them, which a long step would stall.
     """
 
@@ -53,6 +53,9 @@ class Step:
         if not request.is_resident:
             request.is_resident = True
             self.started.append(request)
+        elif request.resident_capacity != request.capacity_tokens:
+            self.grown.append(request)
+        request.resident_capacity = request.capacity_tokens
         output.request_ids.append(request.request_id)
         output.start_positions.append(start)
         output.num_tokens.append(num_tokens)

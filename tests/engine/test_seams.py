@@ -1,0 +1,187 @@
+"""The seams that later features plug into, each driven by a small fake through the real engine core."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.output import EngineCoreRequest, SchedulerOutput
+from headrace.core.request import Request
+from headrace.sampling_params import SamplingParams
+from tests.engine.core_harness import VOCAB, Answer, CoreHarness, next_token
+
+PROMPT = list(range(1, 23))
+
+
+class HostTier:
+    """A cache tier that keeps evicted blocks' content on the "host" and brings it back some polls later."""
+
+    def __init__(self, delay: int, keeps_blocks: bool, fails: bool = False) -> None:
+        self.harness: CoreHarness | None = None
+        self.delay, self.keeps_blocks, self.fails = delay, keeps_blocks, fails
+        self.store: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
+        self.loading: list[list[Any]] = []
+        self.leaving: list[list[int]] = []
+        self.num_loaded_tokens = 0
+
+    @property
+    def content(self) -> np.ndarray:
+        assert self.harness is not None
+        return self.harness.executor._cache._content
+
+    def on_evict(self, namespace: str, token_ids: list[int], block_ids: list[int]) -> bool:
+        self.store[(namespace, tuple(token_ids))] = self.content[block_ids[0]].copy()
+        if self.keeps_blocks:
+            self.leaving.append(block_ids)
+        return self.keeps_blocks
+
+    def match(self, request: Request, num_cached_tokens: int) -> tuple[int, bool]:
+        end = num_cached_tokens // 4 * 4
+        tokens = request.token_ids
+        while end + 4 <= len(tokens) and (request.namespace, tuple(tokens[: end + 4])) in self.store:
+            end += 4
+        return max(0, end - num_cached_tokens), self.delay > 0
+
+    def start_load(self, request: Request, first_token: int, num_tokens: int) -> None:
+        self.loading.append([self.delay, request, first_token, num_tokens])
+
+    def poll_loaded(self) -> list[tuple[str, int]]:
+        done = []
+        for entry in list(self.loading):
+            entry[0] -= 1
+            if entry[0] <= 0:
+                self.loading.remove(entry)
+                done.append((entry[1].request_id, 0 if self.fails else self._bring(*entry[1:])))
+        return done
+
+    def _bring(self, request: Request, first: int, count: int) -> int:
+        for position in range(first, first + count if request.block_table else first):
+            source = self.store[(request.namespace, tuple(request.token_ids[: position // 4 * 4 + 4]))]
+            self.content[request.block_table[0][position // 4], position % 4] = source[position % 4]
+        self.num_loaded_tokens += count
+        return count
+
+    def release_some(self) -> None:
+        assert self.harness is not None
+        while self.leaving:
+            self.harness.kv.release_transfer(self.leaving.pop())
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize("keeps_blocks", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_blocks_go_to_a_tier_and_come_back(delay: int, keeps_blocks: bool, fails: bool) -> None:
+    tier = HostTier(delay, keeps_blocks, fails)
+    harness = CoreHarness(num_blocks=24, tier=tier, lag=1, max_steps_outstanding=2)
+    tier.harness = harness
+    rng = random.Random(delay)
+    documents = [[rng.randrange(VOCAB) for _ in range(30)] for _ in range(4)]
+    for number in range(40):
+        harness.add(f"r{number}", documents[number % 4] + [rng.randrange(VOCAB)], rng.randint(2, 8))
+        for _ in range(rng.randint(1, 6)):
+            harness.step()
+            tier.release_some()
+        if number % 7 == 0:
+            harness.core.abort_requests([f"r{number}"])
+    while harness.core.has_work():
+        harness.step()
+        tier.release_some()
+    tier.release_some()
+    harness.run()
+    harness.check_answers()
+    assert tier.store and (tier.num_loaded_tokens > 0) is not fails
+
+
+class EvenTokens:
+    """A grammar of even tokens for requests whose id starts with "even"; remembers what it accepted."""
+
+    def __init__(self) -> None:
+        self.accepted: dict[str, list[int]] = {}
+        self.released: list[str] = []
+
+    def fill(self, scheduler_output: SchedulerOutput) -> np.ndarray | None:
+        ids = [scheduler_output.request_ids[i] for i in scheduler_output.sampled]
+        if not any(name.startswith("even") for name in ids):
+            return None
+        mask = np.full((len(ids), -(-VOCAB // 32)), 0xFFFFFFFF, np.uint32)
+        for row, name in enumerate(ids):
+            if name.startswith("even"):
+                mask[row] = 0x55555555
+        return mask
+
+    def accept(self, request: Request, token_ids: list[int]) -> None:
+        self.accepted.setdefault(request.request_id, []).extend(token_ids)
+
+    def release(self, request: Request) -> None:
+        self.released.append(request.request_id)
+
+
+def test_masks_are_filled_between_the_two_calls_and_follow_committed_tokens() -> None:
+    harness = CoreHarness(lag=1, max_steps_outstanding=2)
+    grammar = EvenTokens()
+    harness.core._mask_source = grammar
+    harness.add("even", PROMPT, 9)
+    harness.add("free", PROMPT[:9], 9)
+    harness.run()
+    assert all(token % 2 == 0 for token in harness.answers[("even", 0)].token_ids)
+    for name in ("even", "free"):
+        assert grammar.accepted[name] == harness.answers[(name, 0)].token_ids
+    assert sorted(grammar.released) == ["even", "free"]
+
+
+def add_group(harness: CoreHarness, group: str, size: int, max_tokens: int) -> list[Request]:
+    """Requests of one co-schedule group, as a beam search would make them."""
+    members = []
+    for index in range(size):
+        name, params = f"{group}{index}", SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        core_request = EngineCoreRequest(name, [*PROMPT[:6], index], params, max_tokens)
+        harness.core.add_request(core_request)
+        harness.requests[name] = core_request
+        harness.answers[(name, 0)] = Answer()
+        member = harness.core._families[name][0]
+        member.group_id = group
+        members.append(member)
+    return members
+
+
+def test_a_co_schedule_group_runs_and_is_preempted_together() -> None:
+    harness = CoreHarness(num_blocks=18, max_num_batched_tokens=64)
+    harness.add("first", PROMPT[:8], 40, ignore_eos=True)
+    members = add_group(harness, "beam", 3, 12)
+    was_preempted = False
+    while harness.core.has_work():
+        harness.step()
+        alive = [member for member in members if not member.is_finished]
+        assert len({member.num_output_tokens for member in alive}) <= 1
+        assert len({member.status for member in alive}) <= 1 or not was_preempted
+        was_preempted = was_preempted or any(member.timeline.num_preemptions for member in members)
+    harness.check_answers()
+    assert was_preempted
+    assert len({member.timeline.num_preemptions for member in members}) == 1
+
+
+def test_tokens_appended_on_the_host_are_computed_as_one_chunk() -> None:
+    harness = CoreHarness(lag=1, max_steps_outstanding=2)
+    harness.add("forced", PROMPT, 30, bad_word_ids=[[90, 91]], ignore_eos=True)
+    harness.add("other", PROMPT[:9], 12)
+    request = harness.core._families["forced"][0]
+    while request.num_output_tokens < 4:
+        harness.step()
+    harness.core._max_outstanding = 0  # only take in what is in flight
+    while request.num_steps_in_flight:
+        harness.step()
+    harness.core._max_outstanding = 2
+    known = list(request.token_ids)
+    harness.core.scheduler.lifecycle.append_tokens(request, [5, 6, 7])
+    computed = harness.core.scheduler.num_computed_tokens
+    harness.core.scheduler.check_integrity()
+    while len(request.token_ids) < len(known) + 4:
+        harness.step()
+    assert request.token_ids[: len(known) + 3] == [*known, 5, 6, 7]
+    assert request.token_ids[len(known) + 3] == next_token([*known, 5, 6, 7], 0)
+    assert harness.core.scheduler.num_computed_tokens - computed >= 4
+    harness.core.abort_requests(["forced"])
+    harness.run()
