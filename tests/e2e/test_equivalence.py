@@ -1,0 +1,155 @@
+"""The equivalence matrix: in fp32, greedy tokens do not depend on how the engine schedules, caches or shares.
+
+Every level of every factor runs alone against the defaults, and every pair of levels of two factors runs together at
+least once (a greedy covering array). The reference is transformers on tiny random weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.core.output import EngineCoreRequest
+from headrace.engine.assemble import build_engine_core
+from headrace.sampling_params import SamplingParams
+from tests.e2e.tiny_models import MAKERS, VOCAB, Comparison, Reference, greedy_reference, make_model
+
+FACTORS: dict[str, list[Any]] = {
+    "enable_prefix_caching": [True, False],
+    "max_prefill_chunk": [None, 1, 7, 64, 512],
+    "block_size": [16, 1, 64],
+    "max_steps_outstanding": [2, 1, 3, 4],
+    "memory": ["roomy", "tight"],
+    "policy": ["fcfs", "priority"],
+    "n": [1, 3],
+    "arrival": ["together", "reversed", "staggered"],
+}
+NUM_OUTPUT = 20
+
+
+def singles() -> list[dict[str, Any]]:
+    """The defaults, then each other level alone."""
+    base = {name: levels[0] for name, levels in FACTORS.items()}
+    return [base, *({**base, name: level} for name, levels in FACTORS.items() for level in levels[1:])]
+
+
+def pairs() -> list[dict[str, Any]]:
+    """Few settings that hold every pair of levels of two factors."""
+    rng = random.Random(0)
+    wanted = {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(FACTORS, 2)
+        for x, y in itertools.product(FACTORS[a], FACTORS[b])
+    }
+    chosen: list[dict[str, Any]] = []
+    while wanted:
+        candidates = [{name: rng.choice(levels) for name, levels in FACTORS.items()} for _ in range(60)]
+        seed = next(iter(sorted(wanted, key=repr)))
+        for candidate in candidates:
+            candidate.update(dict(seed))
+        best = max(candidates, key=lambda c: len(_pairs_of(c) & wanted))
+        wanted -= _pairs_of(best)
+        chosen.append(best)
+    return chosen
+
+
+def _pairs_of(setting: dict[str, Any]) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
+    return set(itertools.combinations(setting.items(), 2))
+
+
+def prompts() -> list[list[int]]:
+    """Lengths around blocks, windows and chunks; most share a prefix that ends inside a block."""
+    rng = random.Random(1)
+    shared = [rng.randrange(3, VOCAB) for _ in range(75)]
+    made = [[rng.randrange(3, VOCAB) for _ in range(length)] for length in (1, 2, 15, 17, 33)]
+    made += [shared[:length] + [rng.randrange(3, VOCAB)] for length in (5, 16, 31, 40, 63, 75, 75)]
+    return [*made, shared[:64]]
+
+
+@cache
+def prepared(name: str, folder: Path) -> tuple[Path, list[Reference]]:
+    model = make_model(name, folder)
+    return folder, [greedy_reference(model, prompt, NUM_OUTPUT) for prompt in prompts()]
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("tiny")
+    return lambda name: prepared(name, root / name)
+
+
+def run(folder: Path, setting: dict[str, Any]) -> tuple[dict[str, list[list[int]]], Any]:
+    """All prompts through the engine core; {prompt name: answers of its children}, and the core."""
+    block_size = setting["block_size"]
+    roomy = 13 * setting["n"] * (-(-110 // block_size) + 2)
+    longest = -(-(76 + NUM_OUTPUT + 4) // block_size) + 1
+    groups = 6 if folder.name == "gemma3" else 1
+    config = EngineConfig.from_options(
+        model=str(folder),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        num_kv_blocks=groups * (roomy if setting["memory"] == "roomy" else longest * 2 + 2),
+        max_num_seqs=16,
+        max_num_batched_tokens=512,
+        **{k: v for k, v in setting.items() if k not in ("memory", "n", "arrival")},
+    )
+    core = build_engine_core(config)
+    requests = []
+    for number, prompt in enumerate(prompts()):
+        params = SamplingParams(n=setting["n"], temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True)
+        requests.append(
+            EngineCoreRequest(f"p{number}", prompt, params, NUM_OUTPUT, priority=(number * 7) % 3)
+        )
+    if setting["arrival"] == "reversed":
+        requests.reverse()
+    answers = {request.request_id: [[] for _ in range(setting["n"])] for request in requests}
+    gap = 3 if setting["arrival"] == "staggered" else 0
+    while requests or core.has_work():
+        while requests:
+            core.add_request(requests.pop(0))
+            if gap:
+                break
+        for _ in range(max(gap, 1)):
+            for item in core.step():
+                answers[item.request_id][item.child_index] += item.new_token_ids
+            core.scheduler.check_integrity()
+    core.shutdown()
+    return answers, core
+
+
+def compare(folder: Path, references: list[Reference], setting: dict[str, Any]) -> Any:
+    answers, core = run(folder, setting)
+    comparison = Comparison()
+    for number, reference in enumerate(references):
+        for child, token_ids in enumerate(answers[f"p{number}"]):
+            comparison.add(f"p{number}.{child} {setting}", reference, token_ids)
+    comparison.check()
+    return core
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("index", range(len(singles())))
+def test_one_switch_changes_no_token(model_folder: Any, name: str, index: int) -> None:
+    folder, references = model_folder(name)
+    compare(folder, references, singles()[index])
+
+
+@pytest.mark.parametrize("index", range(len(pairs())))
+def test_two_switches_change_no_token(model_folder: Any, index: int) -> None:
+    folder, references = model_folder(list(MAKERS)[index % len(MAKERS)])
+    compare(folder, references, pairs()[index])
+
+
+def test_the_tight_setting_does_preempt_and_the_cache_does_hit(model_folder: Any) -> None:
+    folder, references = model_folder("llama")
+    setting = {**singles()[0], "memory": "tight", "arrival": "staggered"}
+    core = compare(folder, references, setting)
+    assert core.stats().num_preemptions > 0
+    assert core.stats().prefix_hit_tokens > 0
