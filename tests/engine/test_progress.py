@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from headrace.engine.progress import AnswerBar, LoadBar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    return stream
+
+
+def test_load_bar_on_a_terminal(terminal: Terminal) -> None:
+    with LoadBar() as bar:
+        bar("reading weights", 0.5)
+        bar("reading weights", 1.0)
+    assert "reading weights" in terminal.getvalue()
+
+
+def test_load_bar_is_silent_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    with LoadBar() as bar:
+        bar("reading weights", 0.5)
+    assert stream.getvalue() == ""
+
+
+def test_answer_bar_counts(terminal: Terminal) -> None:
+    with AnswerBar(2, is_shown=True) as bar:
+        bar.finished_one(10)
+        bar.finished_one(20)
+    assert "2/2" in terminal.getvalue() and "tok/s" in terminal.getvalue()
+
+
+def test_answer_bar_not_shown(terminal: Terminal) -> None:
+    with AnswerBar(2, is_shown=False) as bar:
+        bar.finished_one(10)
+    assert terminal.getvalue() == ""
+
+
+def test_an_error_ends_the_bar(terminal: Terminal) -> None:
+    with pytest.raises(ZeroDivisionError), AnswerBar(2, is_shown=True):
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), LoadBar():
+        raise ZeroDivisionError
