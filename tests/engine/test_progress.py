@@ -12,15 +12,16 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Called in the test itself: pytest sets its own stderr between fixtures and test."""
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
     return stream
 
 
-def test_load_bar_on_a_terminal(terminal: Terminal) -> None:
+def test_load_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = use_terminal(monkeypatch)
     with LoadBar() as bar:
         bar("reading weights", 0.5)
         bar("reading weights", 1.0)
@@ -35,20 +36,23 @@ def test_load_bar_is_silent_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue() == ""
 
 
-def test_answer_bar_counts(terminal: Terminal) -> None:
+def test_answer_bar_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = use_terminal(monkeypatch)
     with AnswerBar(2, is_shown=True) as bar:
         bar.finished_one(10)
         bar.finished_one(20)
     assert "2/2" in terminal.getvalue() and "tok/s" in terminal.getvalue()
 
 
-def test_answer_bar_not_shown(terminal: Terminal) -> None:
+def test_answer_bar_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = use_terminal(monkeypatch)
     with AnswerBar(2, is_shown=False) as bar:
         bar.finished_one(10)
     assert terminal.getvalue() == ""
 
 
-def test_an_error_ends_the_bar(terminal: Terminal) -> None:
+def test_an_error_ends_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_terminal(monkeypatch)
     with pytest.raises(ZeroDivisionError), AnswerBar(2, is_shown=True):
         raise ZeroDivisionError
     with pytest.raises(ZeroDivisionError), LoadBar():
