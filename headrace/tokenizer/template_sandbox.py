@@ -1,19 +1,16 @@
 """The sandbox chat templates run in: no way to Python's internals, bounded time, bounded size.
 
 Templates come with models from anywhere. Jinja's immutable sandbox keeps them from attributes and mutation; on top,
-loops, calls, filters and joins are counted against a budget, so that a template which loops or grows for ever ends
-with an error. The environment offers what transformers offers: trimmed blocks, loop controls, the ``generation``
-block, ``tojson`` without HTML escapes, ``raise_exception`` and ``strftime_now``.
+loops, calls, filters, joins and printed values are counted against a budget (``template_budget``), so that a template
+which loops or grows for ever ends with an error. The environment offers what transformers offers: trimmed blocks,
+loop controls, the ``generation`` block, ``tojson`` without HTML escapes, ``raise_exception`` and ``strftime_now``.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import re
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, cast
 
@@ -26,55 +23,13 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from headrace.errors import RequestError
+from headrace.tokenizer import template_budget as budget
 
-MAX_RENDER_CPU_S = 2.0
-MAX_STEPS = 2_000_000
-MAX_TEXT_CHARS = 400_000_000
-MAX_WIDTH = 1_000_000
-
-# Functions whose number arguments are widths of texts that they make.
-_WIDENING = frozenset(
-    {"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "wordwrap", "batch", "slice", "format"}
+_WIDENING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
+_WIDENING_FILTERS = frozenset({"center", "indent", "wordwrap", "batch", "slice"})
+_TEXT_FILTERS = frozenset(
+    {"tojson", "string", "pprint", "urlencode", "xmlattr", "escape", "e", "forceescape"}
 )
-_LONG_NUMBER = re.compile(r"\d{7,}")
-
-
-class TemplateLimitError(jinja2.TemplateError):
-    """A template went past a limit of the sandbox."""
-
-
-class RenderBudget:
-    """What is left of one rendering's time, steps and text."""
-
-    def __init__(self) -> None:
-        self._cpu_deadline_s = time.thread_time() + MAX_RENDER_CPU_S
-        self._next_check_s = time.perf_counter() + 0.1
-        self._steps = 0
-        self._chars = 0
-
-    def step(self, num_chars: int = 0) -> None:
-        """Counts one unit of work and the text it adds."""
-        self._steps += 1
-        self._chars += num_chars
-        if self._steps > MAX_STEPS:
-            raise TemplateLimitError(f"the template takes more than {MAX_STEPS} steps")
-        if self._chars > MAX_TEXT_CHARS:
-            raise TemplateLimitError(f"the template makes more than {MAX_TEXT_CHARS} characters")
-        # The thread's own CPU time is what counts, but the wall clock is ten times cheaper to read.
-        now_s = time.perf_counter()
-        if now_s > self._next_check_s:
-            self._next_check_s = now_s + 0.05
-            if time.thread_time() > self._cpu_deadline_s:
-                raise TemplateLimitError(f"the template takes longer than {MAX_RENDER_CPU_S:g} seconds")
-
-
-_budget: ContextVar[RenderBudget | None] = ContextVar("chat_template_budget", default=None)
-
-
-def _step(num_chars: int = 0) -> None:
-    budget = _budget.get()
-    if budget is not None:
-        budget.step(num_chars)
 
 
 def compile_template(source: str) -> jinja2.Template:
@@ -101,9 +56,9 @@ def render_template(template: jinja2.Template, context: dict[str, Any]) -> str:
     Raises:
         RequestError: the template raised an error of its own or made one, or went past a limit.
     """
-    token = _budget.set(RenderBudget())
     try:
-        return "".join(template.generate(context))
+        with budget.render_budget():
+            return "".join(template.generate(context))
     except jinja2.exceptions.SecurityError as error:
         raise RequestError(
             f"the chat template is not allowed to do this: {error}", param="messages"
@@ -119,12 +74,10 @@ def render_template(template: jinja2.Template, context: dict[str, Any]) -> str:
         raise RequestError(
             f"the chat template failed on these messages: {type(error).__name__}: {error}", param="messages"
         ) from error
-    finally:
-        _budget.reset(token)
 
 
 class _SandboxedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with calls, filters, joins and printed values counted."""
+    """Jinja's sandbox with calls, filters, operators, joins and printed values counted."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -137,8 +90,7 @@ class _SandboxedEnvironment(ImmutableSandboxedEnvironment):
         )
         self.filters["tojson"] = _to_json
         self.filters = {name: _metered(name, function) for name, function in self.filters.items()}
-        self.filters["_metered_loop"] = _metered_loop
-        self.filters["_metered_join"] = _metered_join
+        self.filters |= {"_metered_loop": _metered_loop, "_metered_join": _metered_join}
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
@@ -147,26 +99,30 @@ class _SandboxedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """A call from a template, counted; widths that would make huge texts are refused."""
-        _step()
+        """A call from a template, counted; string methods that can make huge texts are checked first."""
+        budget.step()
         method = getattr(__obj, "__wrapped__", __obj)
-        owner = getattr(method, "__self__", None)
-        if isinstance(owner, str) and getattr(method, "__name__", "") in _WIDENING:
-            _check_widths((owner, *args, *kwargs.values()))
+        text, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(text, str):
+            values = (*args, *kwargs.values())
+            if name in _WIDENING_METHODS:
+                budget.check_widths(values)
+            elif name in ("format", "format_map"):
+                budget.check_format(text, values)
+            elif name in ("replace", "join"):
+                _check_growth(name, text, args)
         return _counted(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """An operator that can make something large."""
-        if operator == "+":
-            _step(_text_length(left) + _text_length(right))
+        if operator == "+" and isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
+            budget.step(len(left) + len(right))
         elif operator == "%" and isinstance(left, str):
-            _check_widths((left, *(right if isinstance(right, tuple) else (right,))))
+            budget.check_format(left, right if isinstance(right, tuple) else (right,))
         elif operator == "*":
-            sizes = [_text_length(side) or (side if isinstance(side, int) else 1) for side in (left, right)]
-            if _text_length(left) or _text_length(right):
-                _step(max(sizes[0] * sizes[1], 0))
-        elif operator == "**" and (not isinstance(right, (int, float)) or abs(right) > 64):
-            raise TemplateLimitError(f"the exponent {right!r} is above 64")
+            budget.check_product(left, right)
+        elif operator == "**":
+            budget.check_power(left, right)
         return super().call_binop(context, operator, left, right)
 
 
@@ -208,49 +164,61 @@ class _SafeNamespace(Namespace):
 
 
 def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    # Some filters get Jinja's own objects before the value; none of those is a text or a container.
     @functools.wraps(function)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        _step()
-        if name in _WIDENING:
-            _check_widths((*args, *kwargs.values()))
+        budget.step()
+        values = [*args, *kwargs.values()]
+        if name in _WIDENING_FILTERS:
+            budget.check_widths(values)
+        elif name in _TEXT_FILTERS:
+            budget.count_text(values)
+        elif name == "format":
+            budget.check_format(str(args[0]), values[1:])
+        elif name in ("replace", "join"):
+            _check_growth(name, *_text_and_rest(name, args, kwargs))
         return _counted(function(*args, **kwargs))
 
     return counted
 
 
+def _text_and_rest(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    """The filter's arguments in the order of the string method's: both filters get Jinja's context first."""
+    if name == "join":
+        separator = args[2] if len(args) > 2 else kwargs.get("d", "")
+        return str(separator), args[1:2]
+    return str(args[1]), (*args[2:], *kwargs.values())
+
+
+def _check_growth(name: str, text: str, args: tuple[Any, ...]) -> None:
+    """Counts what ``replace`` or ``join`` will make."""
+    if name == "replace" and len(args) >= 2:
+        budget.count_repeats(str(args[1]), text.count(str(args[0])))
+    elif name == "join" and args and isinstance(args[0], (list, tuple)):
+        budget.count_repeats(text, len(args[0]))
+        budget.count_text(args[0])
+
+
 def _metered_loop(items: Iterable[Any], num_chars: int) -> Iterator[Any]:
     for item in items:
-        _step(num_chars)
+        budget.step(num_chars)
         yield item
 
 
 def _metered_join(items: list[Any]) -> str:
-    texts = [str(item) for item in items]
-    _step(sum(map(len, texts)))
-    return "".join(texts)
+    budget.count_text(items)
+    return "".join(map(str, items))
 
 
 def _count_printed(value: Any) -> Any:
-    _step(len(value) if isinstance(value, str) else 0)
+    budget.count_text(value)
     return value
 
 
 def _counted(value: Any) -> Any:
     if isinstance(value, str):
-        _step(len(value))
+        budget.step(len(value))
     return value
-
-
-def _text_length(value: Any) -> int:
-    return len(value) if isinstance(value, (str, bytes, list, tuple)) else 0
-
-
-def _check_widths(values: Iterable[Any]) -> None:
-    """Refuses widths above the limit, given as numbers or written inside a short format."""
-    for value in values:
-        is_wide = isinstance(value, int) and abs(value) > MAX_WIDTH
-        if is_wide or (isinstance(value, str) and len(value) < 200 and _LONG_NUMBER.search(value)):
-            raise TemplateLimitError(f"a width in {value!r} is above {MAX_WIDTH}")
 
 
 def _to_json(
