@@ -10,7 +10,7 @@ import torch
 
 _ALIGNMENT_BYTES = 16
 
-DTYPES: dict[Any, torch.dtype] = {
+_DTYPES: dict[Any, torch.dtype] = {
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
     np.dtype(np.float32): torch.float32,
@@ -20,13 +20,14 @@ DTYPES: dict[Any, torch.dtype] = {
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """The arrays as tensors of the same shapes and types on the device.
-
-    On the CPU they share the arrays' memory. Elsewhere all travel in one copy from pinned memory, which runs beside
-    the host; the pinned buffer is kept by torch until the copy is done.
-    """
+    """The arrays as tensors of the same shapes and types on the device. On the CPU they share the arrays' memory."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
+    return upload_packed(arrays, device)
+
+
+def upload_packed(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """All arrays in one copy, from pinned memory that torch keeps until the copy is done; it runs beside the host."""
     starts, total = [], 0
     for array in arrays:
         starts.append(total)
@@ -37,6 +38,6 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Ten
         host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     packed = staging.to(device, non_blocking=True)
     return [
-        packed[start : start + array.nbytes].view(DTYPES[array.dtype]).view(array.shape)
+        packed[start : start + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
         for array, start in zip(arrays, starts, strict=True)
     ]
