@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Iterable
-
-import msgspec
+from copy import copy
 
 from headrace.core.block_pool import BlockPool
 from headrace.core.interfaces import CacheTier
 from headrace.core.kv_cache_spec import KVCacheSpec
+from headrace.core.kv_capacity import longest_request, verify_specs
 from headrace.core.kv_integrity import check_ledger
 from headrace.core.kv_request import NEVER, RequestBlocks, held_blocks
+from headrace.core.kv_stats import KVCacheStats
 from headrace.core.output import BlockCopy
 from headrace.core.pending_copies import PendingCopies
 from headrace.core.prefix_match import PrefixMatch, first_block_needed
 from headrace.core.radix_cache import RadixCache
 from headrace.core.radix_tree import RadixNode
 from headrace.core.request import Request, RequestStatus
-from headrace.errors import ConfigError
-
-
-class KVCacheStats(msgspec.Struct):
-    """Counters since the start, and how full the blocks are that requests hold now.
-
-    num_queries, num_query_tokens, num_hit_tokens: admissions, their known tokens, tokens found in the cache.
-    num_evicted_blocks: blocks that left the prefix cache for want of room.
-    num_request_slots: slots of the distinct blocks that requests hold; num_token_slots: those with a token in place.
-    num_fenced_slots: slots of blocks held only by steps in flight.
-    """
-
-    num_queries: int
-    num_query_tokens: int
-    num_hit_tokens: int
-    num_evicted_blocks: int
-    num_request_slots: int
-    num_token_slots: int
-    num_fenced_slots: int
 
 
 class KVCacheManager:
     """Hands KV blocks to requests and keeps what may be shared.
 
-    ``admit``, ``grow`` and ``fork`` are all or nothing. Where they return False, wait for a step in flight (or a
-    transfer) if ``num_usable_blocks`` covers what was wanted: the blocks are there but something still reads them;
-    else make room by preempting. With nothing in flight a False always means the latter.
+    ``admit``, ``grow`` and ``fork`` are all or nothing: False, and the request unchanged, if there are not enough
+    blocks now. Then wait while ``num_fenced_blocks`` is positive (a step in flight will give blocks back), or make room
+    by preempting.
 
     ``Request.last_step_id`` must be the last step that was really started with the request when it is freed.
     """
@@ -60,7 +41,7 @@ class KVCacheManager:
         min_copy_tokens: int = 4,
         tier: CacheTier | None = None,
     ) -> None:
-        _verify(specs, num_blocks, block_size)
+        verify_specs(specs, num_blocks, block_size)
         self.specs = specs
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -73,7 +54,7 @@ class KVCacheManager:
         self._windows = self.cache.windows
         self._copies = PendingCopies(self.cache)
         self._requests: dict[Request, None] = {}
-        self._num_queries = self._num_query_tokens = self._num_hit_tokens = 0
+        self._stats = KVCacheStats()
 
     # -- counts ------------------------------------------------------------------------------------------------------
 
@@ -97,25 +78,6 @@ class KVCacheManager:
         """Blocks that requests can get without a preemption: free and evictable."""
         return self.pool.num_free + self.cache.num_evictable_blocks
 
-    @property
-    def num_held_blocks(self) -> int:
-        """Blocks that running requests keep from others, shared ones counted once."""
-        waiting = self.pool.num_fenced + len(self.cache.in_transfer)
-        return self.num_blocks - self.num_usable_blocks - waiting
-
-    @property
-    def blocks_per_token(self) -> float:
-        """Blocks that one more token costs in the long run: sliding groups give back as much as they take."""
-        return self.cache.num_full_groups / self.block_size
-
-    def blocks_to_admit(self, request: Request, match: PrefixMatch) -> int:
-        """Blocks that would no longer be usable once all known tokens of a waiting request are computed."""
-        return self._blocks_for(request.num_tokens, match.num_full_blocks) + self.cache.pinned_by(match)
-
-    def blocks_to_fork(self, request: Request, num_tokens: int) -> int:
-        """Further blocks that a child needs for its known tokens if its first ``num_tokens`` are the parent's."""
-        return self._blocks_for(request.num_tokens, num_tokens // self.block_size)
-
     def blocks_needed(self, request: Request, num_tokens: int) -> int:
         """Further blocks, over all groups, for a request to hold ``num_tokens`` tokens."""
         return max(0, -(-(num_tokens - request.capacity_tokens) // self.block_size)) * self.num_groups
@@ -123,38 +85,21 @@ class KVCacheManager:
     def max_tokens_of_one_request(self, max_step_tokens: int = 1) -> int:
         """The longest request that fits when it is alone.
 
-        max_step_tokens: tokens computed but not committed at a time, which a sliding group holds beside its window.
+        max_step_tokens: tokens computed but not yet committed at a time, which a sliding group holds beside its
+            window: a step's chunk, times the steps in flight.
         """
-        size = self.block_size
-        limits = [_window_blocks(window, max_step_tokens, size) for window in self._windows.values()]
-        num_full = self.num_groups - len(limits)
-        best = 0
-        for extent in sorted({*limits, sys.maxsize}):  # between these extents the need rises linearly
-            fixed = sum(limit for limit in limits if limit < extent)
-            rising = num_full + sum(limit >= extent for limit in limits)
-            if not rising:
-                return sys.maxsize if fixed <= self.num_blocks else best * size
-            best = max(best, min(extent, max(0, self.num_blocks - fixed) // rising))
-        return best * size
+        return longest_request(self.specs, self.num_blocks, self.block_size, max_step_tokens)
 
     def stats(self) -> KVCacheStats:
-        """Counters and block use; walks all block tables, so not for every step."""
-        distinct: set[int] = set()
-        num_empty = 0
-        for request in self._requests:
-            distinct.update(*request.block_table)
-            num_empty += request.capacity_tokens - min(request.num_computed_tokens, request.capacity_tokens)
-        distinct.discard(-1)
-        num_slots = len(distinct) * self.block_size
-        return KVCacheStats(
-            num_queries=self._num_queries,
-            num_query_tokens=self._num_query_tokens,
-            num_hit_tokens=self._num_hit_tokens,
-            num_evicted_blocks=self.cache.num_evicted_blocks,
-            num_request_slots=num_slots,
-            num_token_slots=num_slots - num_empty * self.num_groups,
-            num_fenced_slots=self.pool.num_fenced * self.block_size,
-        )
+        """Counters and block use, in time linear in the number of requests."""
+        num_empty = sum(request.capacity_tokens - request.num_computed_tokens for request in self._requests)
+        num_idle = self.num_usable_blocks + self.pool.num_fenced + len(self.cache.evictor.in_transfer)
+        stats = copy(self._stats)
+        stats.num_evicted_blocks = self.cache.evictor.num_evicted_blocks
+        stats.num_request_slots = (self.num_blocks - num_idle) * self.block_size
+        stats.num_token_slots = stats.num_request_slots - num_empty * self.num_groups
+        stats.num_fenced_slots = self.pool.num_fenced * self.block_size
+        return stats
 
     # -- a request's life --------------------------------------------------------------------------------------------
 
@@ -183,7 +128,7 @@ class KVCacheManager:
         """
         assert not (isinstance(request.lock, RequestBlocks) and request.lock.is_admitted), request.request_id
         if match is None:
-            match = PrefixMatch(block_ids=[[] for _ in self.specs], version=self.cache.tree.version)
+            match = self.cache.no_match()
         elif match.version != self.cache.tree.version:
             match = self._match(request, match.num_tokens, self._min_copy_tokens)
         if self._admit(request, match, num_tokens, step_id, reserve_blocks):
@@ -199,11 +144,11 @@ class KVCacheManager:
         if num_tokens <= request.capacity_tokens:
             return True
         num_new = -(-(num_tokens - request.capacity_tokens) // self.block_size)
-        new = self._allocate(num_new * self.num_groups)
+        new = self._allocate(num_new)
         if new is None:
             return False
-        for group, table in enumerate(request.block_table):
-            table += new[group * num_new : (group + 1) * num_new]
+        for table, ids in zip(request.block_table, new, strict=True):
+            table += ids
         request.capacity_tokens += num_new * self.block_size
         return True
 
@@ -252,7 +197,8 @@ class KVCacheManager:
         """False once the parent has released a sliding block that a fork at ``num_tokens`` would read."""
         last = -(-num_tokens // self.block_size)
         return all(
-            -1 not in parent.block_table[group][first_block_needed(num_tokens, window, self.block_size) : last]
+            -1
+            not in parent.block_table[group][first_block_needed(num_tokens, window, self.block_size) : last]
             for group, window in self._windows.items()
         )
 
@@ -271,12 +217,12 @@ class KVCacheManager:
             )
         if num_partial:
             sources = [table[num_full] for table in parent.block_table]
-            new = self._allocate_for_copies(sources, self.num_groups)
+            new = self._allocate_for_copies(sources, 1)
             if new is None:
                 return False
-            for table, src, dst in zip(tables, sources, new, strict=True):
-                table.append(dst)
-                self._copies.add(src, dst, num_partial, step_id)
+            for table, src, ids in zip(tables, sources, new, strict=True):
+                table += ids
+                self._copies.add(src, ids[0], num_partial, step_id)
         for table in tables:
             self.pool.incref(table[:num_full])
         origin = held_blocks(parent)
@@ -313,15 +259,9 @@ class KVCacheManager:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _blocks_for(self, num_tokens: int, num_shared_blocks: int) -> int:
-        """Blocks over all groups for ``num_tokens`` tokens, a sliding group keeping no more than its window."""
-        num_new = -(-num_tokens // self.block_size) - num_shared_blocks
-        sliding = sum(min(num_new, _window_blocks(w, 1, self.block_size)) for w in self._windows.values())
-        return num_new * self.cache.num_full_groups + sliding
-
     def _match(self, request: Request, max_tokens: int, min_copy_tokens: int | None) -> PrefixMatch:
         if not self._enable_prefix_caching:
-            return PrefixMatch(block_ids=[[] for _ in self.specs], version=self.cache.tree.version)
+            return self.cache.no_match()
         if not isinstance(request.lock, RequestBlocks):
             request.lock = RequestBlocks()
         tokens = request.lock.token_bytes(request, max_tokens)
@@ -347,7 +287,7 @@ class KVCacheManager:
         for group in self._windows:
             self.cache.acquire(match.block_ids[group])
         sources, num_partial = match.partial or ([], 0)
-        new = self._allocate_for_copies(sources, need)
+        new = self._allocate_for_copies(sources, num_new)
         if new is None:
             for group, ids in enumerate(match.block_ids):
                 self.pool.decref(ids)
@@ -356,15 +296,15 @@ class KVCacheManager:
             if node is not None:
                 self.cache.unlock(node)
             return False
-        tables = [ids + new[g * num_new : (g + 1) * num_new] for g, ids in enumerate(match.block_ids)]
+        tables = [shared + own for shared, own in zip(match.block_ids, new, strict=True)]
         for src, table in zip(sources, tables, strict=False):
             self._copies.add(src, table[num_full], num_partial, step_id)
         request.num_computed_tokens = request.num_committed_tokens = match.num_tokens
         if request.status is not RequestStatus.PREEMPTED:
             request.num_cached_tokens = match.num_tokens
-        self._num_queries += 1
-        self._num_query_tokens += request.num_tokens
-        self._num_hit_tokens += match.num_tokens
+        self._stats.num_queries += 1
+        self._stats.num_query_tokens += request.num_tokens
+        self._stats.num_hit_tokens += match.num_tokens
         self._start(request, tables, node, num_full)
         return True
 
@@ -384,18 +324,18 @@ class KVCacheManager:
         self._requests[request] = None
         self._set_alarm(request, held)
 
-    def _allocate(self, num_blocks: int) -> list[int] | None:
-        """Blocks from the pool, evicting for them; None if there are not enough now."""
-        pool = self.pool
-        if pool.num_free < num_blocks:
-            if pool.num_free + self.cache.num_evictable_blocks < num_blocks:
+    def _allocate(self, num_blocks: int) -> list[list[int]] | None:
+        """So many blocks for each group, evicting for them; None if there are not enough now."""
+        wanted, pool = num_blocks * self.num_groups, self.pool
+        if pool.num_free < wanted:
+            if pool.num_free + self.cache.num_evictable_blocks < wanted:
                 return None
-            self.cache.evict(num_blocks)
-            if pool.num_free < num_blocks:
+            self.cache.evict(wanted)
+            if pool.num_free < wanted:
                 return None
-        return pool.allocate(num_blocks)
+        return [pool.allocate(num_blocks) for _ in self.specs]
 
-    def _allocate_for_copies(self, sources: list[int], num_blocks: int) -> list[int] | None:
+    def _allocate_for_copies(self, sources: list[int], num_blocks: int) -> list[list[int]] | None:
         """Blocks of which some will be copies of ``sources``, which are pinned before anything is evicted."""
         self.cache.pin(sources)
         new = self._allocate(num_blocks)
@@ -430,33 +370,3 @@ class KVCacheManager:
         if held.node is not None:
             alarms.append((held.num_inserted + 1) * size)
         held.wake_tokens = min(alarms, default=NEVER)
-
-
-def _window_blocks(window: int, num_new_tokens: int, block_size: int) -> int:
-    """Most blocks that new tokens and the ``window`` - 1 tokens before them can touch."""
-    return -(-(window - 2 + num_new_tokens) // block_size) + 1
-
-
-def _verify(specs: list[KVCacheSpec], num_blocks: int, block_size: int) -> None:
-    if not specs:
-        raise ConfigError("a model needs at least one KV group; got none")
-    for spec in specs:
-        if spec.kind == "state":
-            raise ConfigError(
-                f"KV groups of kind 'state' (layers {spec.layer_ids}) cannot be cached in blocks yet"
-            )
-        if (spec.window is not None) != (spec.kind == "sliding") or (
-            spec.window is not None and spec.window < 1
-        ):
-            raise ConfigError(
-                f"a KV group of kind {spec.kind!r} has window {spec.window}; only sliding has one, >= 1"
-            )
-    sizes = {spec.bytes_per_block for spec in specs}
-    if len(sizes) > 1:
-        raise ConfigError(
-            f"KV groups share one pool, so their blocks must have equal bytes; got {sorted(sizes)}"
-        )
-    if num_blocks < len(specs):
-        raise ConfigError(f"{num_blocks} KV blocks cannot serve {len(specs)} KV groups; raise kv_cache_bytes")
-    if block_size < 1:
-        raise ConfigError(f"block_size must be at least 1; got {block_size}")

@@ -19,8 +19,8 @@ def check_ledger(cache: RadixCache, admitted: list[Request], requests: list[Requ
     holding = [request for request in requests if request.block_table]
     strange = {request.request_id for request in set(holding) ^ set(admitted)}
     assert not strange, f"requests held by only one of manager and scheduler: {sorted(strange)}"
-    owners: Counter[int] = Counter(cache.pinned)
-    owners.update(cache.in_transfer)
+    owners: Counter[int] = Counter(cache.evictor.pinned)
+    owners.update(cache.evictor.in_transfer)
     for request in admitted:
         _check_request(cache, request)
         for table in request.block_table:
@@ -42,14 +42,14 @@ def check_tree(cache: RadixCache) -> None:
     """The tree's shape: edges hold whole blocks in every group, children are found by their first block."""
     tree = cache.tree
     unlocked = 0
-    tracked: dict[int, RadixNode] = {}
+    tracked: dict[int, tuple[RadixNode, int]] = {}
     for node in tree.nodes():
         name = f"node of blocks {node.blocks}"
         assert node.parent is not None
         assert node.num_blocks > 0 and len(node.tokens) == node.num_blocks * tree.block_bytes, (
             f"{name}: length"
         )
-        assert node.parent.children.get(node.tokens[: tree.block_bytes]) is node, (
+        assert node.parent.children.get(bytes(node.tokens[: tree.block_bytes])) is node, (
             f"{name}: not found by its key"
         )
         assert node.keys == sorted(node.children), f"{name}: keys"
@@ -57,7 +57,7 @@ def check_tree(cache: RadixCache) -> None:
             assert len(ids) == node.num_blocks, f"{name}: group {group}"
             assert group in cache.windows or -1 not in ids, f"{name}: a full group's block is gone"
             if group in cache.windows:
-                tracked.update((block, node) for block in ids if block >= 0)
+                tracked.update((block, (node, group)) for block in ids if block >= 0)
         if node.num_locks:
             continue
         unlocked += node.num_blocks
@@ -67,10 +67,10 @@ def check_tree(cache: RadixCache) -> None:
         if not node.children:
             assert node.is_queued or not cache.num_full_groups, f"{name}: an unlocked leaf is not queued"
             assert any(ids[-1] >= 0 for ids in node.blocks), f"{name}: ends without a block"
-    assert tracked == tree.node_of, (
-        f"blocks looked up wrongly: {set(tracked.items()) ^ set(tree.node_of.items())}"
+    assert tracked == tree.homes, (
+        f"blocks looked up wrongly: {set(tracked.items()) ^ set(tree.homes.items())}"
     )
-    assert cache.num_evictable_blocks == unlocked * cache.num_full_groups + len(cache.idle), (
+    assert cache.num_evictable_blocks == unlocked * cache.num_full_groups + len(cache.evictor.idle), (
         f"{unlocked} unlocked"
     )
 
@@ -115,9 +115,10 @@ def _check_locks(cache: RadixCache, admitted: list[Request]) -> None:
 
 
 def _check_idle(cache: RadixCache) -> None:
-    expected = {block for block in cache.tree.node_of if cache.pool.ref_count[block] == 1}
-    idle = cache.idle.blocks()
+    expected = {block for block in cache.tree.homes if cache.pool.ref_count[block] == 1}
+    idle = cache.evictor.idle
     assert set(idle) == expected, f"idle blocks {sorted(set(idle) ^ expected)} miscounted"
+    assert list(idle.values()) == sorted(idle.values()), "idle blocks are not in order of use"
 
 
 def _repeated(ids: list[int]) -> list[int]:

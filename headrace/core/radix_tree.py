@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 TOKEN_BYTES = 4  # tokens are held as native uint32, so that comparing them is memcmp
@@ -35,13 +35,13 @@ class RadixNode:
     def __init__(
         self,
         parent: RadixNode | None,
-        tokens: bytes,
+        tokens: bytes | bytearray,
         blocks: list[list[int]],
         access_time: int,
         num_locks: int,
     ) -> None:
         self.parent = parent
-        self.tokens = tokens
+        self.tokens = bytearray(tokens)  # grows and shrinks at its end
         self.blocks = blocks
         self.children: dict[bytes, RadixNode] = {}
         self.keys: list[bytes] = []
@@ -59,8 +59,8 @@ class RadixNode:
 class RadixTree:
     """One root per namespace; edges are split where paths part and never inside a block.
 
-    tracked_groups: KV groups whose blocks can be looked up in ``node_of``.
-    node_of: {block id of a tracked group: its node}.
+    tracked_groups: KV groups whose blocks can be looked up.
+    homes: {block id of a tracked group: (its node, group)}.
     clock: rises with each use of the tree; nodes carry the time of their last use.
     version: rises with each change that makes an earlier match invalid (a block left or was replaced, a node's end
         moved); splits do not count, since a node that is split keeps its end.
@@ -71,7 +71,7 @@ class RadixTree:
         self.num_groups = num_groups
         self.tracked_groups = tracked_groups
         self.roots: dict[str, RadixNode] = {}
-        self.node_of: dict[int, RadixNode] = {}
+        self.homes: dict[int, tuple[RadixNode, int]] = {}
         self.clock = 0
         self.version = 0
 
@@ -154,8 +154,7 @@ class RadixTree:
         else:
             node = RadixNode(node, tokens, [list(ids) for ids in blocks], self.tick(), 1)
             self._link(node)
-        for group in self.tracked_groups:
-            self.node_of.update((block, node) for block in blocks[group] if block >= 0)
+        self._track(node, blocks)
         return node
 
     def split(self, node: RadixNode, num_blocks: int) -> RadixNode:
@@ -167,13 +166,12 @@ class RadixTree:
         cut = num_blocks * self.block_bytes
         head = [ids[:num_blocks] for ids in node.blocks]
         upper = RadixNode(node.parent, node.tokens[:cut], head, node.access_time, node.num_locks)
-        node.parent.children[node.tokens[: self.block_bytes]] = upper
-        node.tokens = node.tokens[cut:]
+        node.parent.children[bytes(node.tokens[: self.block_bytes])] = upper
+        del node.tokens[:cut]
         node.blocks = [ids[num_blocks:] for ids in node.blocks]
         node.parent = upper
         self._link(node)
-        for group in self.tracked_groups:
-            self.node_of.update((block, upper) for block in head[group] if block >= 0)
+        self._track(upper, head)
         return upper
 
     def ancestor_at(self, node: RadixNode, num_blocks_above: int) -> RadixNode:
@@ -192,15 +190,15 @@ class RadixTree:
         keep = node.num_blocks - num_blocks
         dropped = [ids[keep:] for ids in node.blocks]
         if keep == 0:
-            key = node.tokens[: self.block_bytes]
+            key = bytes(node.tokens[: self.block_bytes])
             del node.parent.children[key]
             del node.parent.keys[bisect_left(node.parent.keys, key)]
-        node.tokens = node.tokens[: keep * self.block_bytes]
+        del node.tokens[keep * self.block_bytes :]
         for ids in node.blocks:
             del ids[keep:]
         for group in self.tracked_groups:
             for block in dropped[group]:
-                self.node_of.pop(block, None)
+                self.homes.pop(block, None)
         self.version += 1
         return dropped
 
@@ -209,17 +207,11 @@ class RadixTree:
         old = node.blocks[group][index]
         node.blocks[group][index] = block
         if group in self.tracked_groups:
-            self.node_of.pop(old, None)
+            self.homes.pop(old, None)
             if block >= 0:
-                self.node_of[block] = node
+                self.homes[block] = (node, group)
         self.version += 1
         return old
-
-    def place_of(self, block: int) -> tuple[RadixNode, int, int]:
-        """(node, group, index) of a block of a tracked group."""
-        node = self.node_of[block]
-        group = next(g for g in self.tracked_groups if block in node.blocks[g])
-        return node, group, node.blocks[group].index(block)
 
     def path_tokens(self, node: RadixNode) -> tuple[str, bytes]:
         """(namespace, all tokens from the root to the node's end)."""
@@ -241,10 +233,14 @@ class RadixTree:
     def _link(self, node: RadixNode) -> None:
         parent = node.parent
         assert parent is not None
-        key = node.tokens[: self.block_bytes]
+        key = bytes(node.tokens[: self.block_bytes])
         parent.children[key] = node
-        place = bisect_left(parent.keys, key)
-        parent.keys.insert(place, key)
+        insort(parent.keys, key)
+
+    def _track(self, node: RadixNode, blocks: list[list[int]]) -> None:
+        for group in self.tracked_groups:
+            self.homes.update(dict.fromkeys(blocks[group], (node, group)))
+            self.homes.pop(-1, None)
 
 
 def common_tokens(a: bytes, b: bytes) -> int:

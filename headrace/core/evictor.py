@@ -1,0 +1,168 @@
+"""Who leaves the prefix cache next, and where it goes."""
+
+from __future__ import annotations
+
+from array import array
+
+from headrace.core.block_pool import BlockPool
+from headrace.core.interfaces import CacheTier
+from headrace.core.leaf_queue import LeafQueue
+from headrace.core.radix_tree import RadixNode, RadixTree
+
+MAX_PASSED_OVER = 16  # leaves or blocks in use by steps in flight that one search looks past
+FOREVER = 1 << 62
+
+
+class Evictor:
+    """Takes blocks out of the tree, least recently used first.
+
+    The least recently used unlocked leaf loses its last position (its block in every group), so that order is exact
+    for each block. Blocks of sliding groups that only the tree holds ("idle") may also leave alone, from anywhere.
+
+    idle: {idle block: access time}, oldest first.
+    pinned: {block: number of copies of the step being scheduled that read it}.
+    in_transfer: blocks that the tier took and has not released.
+    num_unlocked: positions (blocks a group) of nodes without locks.
+    """
+
+    def __init__(
+        self, pool: BlockPool, tree: RadixTree, num_full_groups: int, tier: CacheTier | None = None
+    ) -> None:
+        self.leaves = LeafQueue()
+        self.idle: dict[int, int] = {}
+        self.pinned: dict[int, int] = {}
+        self.in_transfer: set[int] = set()
+        self.num_unlocked = 0
+        self.num_evicted_blocks = 0
+        self._pool = pool
+        self._tree = tree
+        self._num_full_groups = num_full_groups
+        self._tier = tier
+
+    def evict(self, num_free_wanted: int) -> None:
+        """Evict until the pool has so many free blocks, counting those that the tier took and will release.
+
+        Blocks that a step in flight may read would be fenced, not free, so they are passed over at first. If the
+        others do not suffice they go too, and fewer blocks are free until the step has completed.
+        """
+        self._evict(num_free_wanted, fenced_too=False)
+        self._evict(num_free_wanted, fenced_too=True)
+
+    def drop(self, block: int) -> None:
+        """Take an idle block out of the tree without offering it to the tier."""
+        node, group = self._tree.homes[block]
+        self._tree.replace_block(node, group, node.blocks[group].index(block), -1)
+        del self.idle[block]
+        self._pool.decref((block,))
+
+    def _evict(self, num_free_wanted: int, fenced_too: bool) -> None:
+        pool, leaves = self._pool, self.leaves
+        passed_over: list[RadixNode] = []
+        while True:
+            missing = num_free_wanted - pool.num_free - len(self.in_transfer)
+            if fenced_too:
+                missing -= pool.num_fenced
+            if missing <= 0:
+                break
+            leaf = leaves.oldest() if self._num_full_groups and len(passed_over) < MAX_PASSED_OVER else None
+            if self._evict_idle(missing, leaf.access_time if leaf is not None else FOREVER, fenced_too):
+                continue
+            if leaf is None:
+                break
+            leaves.pop()
+            if not self._evict_tail(leaf, missing, fenced_too):
+                passed_over.append(leaf)
+            elif leaf.tokens:
+                leaves.push(leaf)
+        for leaf in passed_over:
+            leaves.push(leaf)
+
+    def _evict_tail(self, leaf: RadixNode, missing: int, fenced_too: bool) -> bool:
+        """Evict positions from the end of a leaf until ``missing`` blocks are won; False if none may go."""
+        pool, pinned, ref_count = self._pool, self.pinned, self._pool.ref_count
+        num_positions = 0
+        for position in zip(*map(reversed, leaf.blocks), strict=True):
+            if missing <= 0 or any(block in pinned for block in position):
+                break
+            if not fenced_too and any(block >= 0 and pool.is_fenced(block) for block in position):
+                break
+            num_positions += 1
+            missing -= sum(block >= 0 and ref_count[block] == 1 for block in position)
+        if not num_positions:
+            return False
+        namespace, prefix = self._tree.path_tokens(leaf) if self._tier is not None else ("", b"")
+        parent = leaf.parent
+        dropped = self._tree.drop_tail(leaf, num_positions)
+        self.num_unlocked -= num_positions
+        for position in reversed(list(zip(*dropped, strict=True))):
+            self._let_go(namespace, prefix, position)
+            prefix = prefix[: -self._tree.block_bytes]
+        if not leaf.tokens and parent is not None:
+            self._tidy(parent)
+        return True
+
+    def _evict_idle(self, missing: int, before: int, fenced_too: bool) -> bool:
+        """Evict idle blocks used earlier than ``before``, at most ``missing``; False if none may go."""
+        victims: list[int] = []
+        num_passed_over = 0
+        for block, time in self.idle.items():
+            if time >= before or len(victims) == missing or num_passed_over == MAX_PASSED_OVER:
+                break
+            if fenced_too or not self._pool.is_fenced(block):
+                victims.append(block)
+            else:
+                num_passed_over += 1
+        for block in victims:
+            node, group = self._tree.homes[block]
+            index = node.blocks[group].index(block)
+            namespace, prefix = "", b""
+            if self._tier is not None:
+                namespace, prefix = self._tree.path_tokens(node)
+                prefix = prefix[: len(prefix) - (node.num_blocks - 1 - index) * self._tree.block_bytes]
+            self._tree.replace_block(node, group, index, -1)
+            self._let_go(
+                namespace, prefix, tuple(block if g == group else -1 for g in range(len(node.blocks)))
+            )
+            if not self._num_full_groups:
+                self._tidy(node)
+        return bool(victims)
+
+    def _let_go(self, namespace: str, prefix: bytes, position: tuple[int, ...]) -> None:
+        """A position's blocks have left the tree: offer those that nobody else holds to the tier, or free them."""
+        pool = self._pool
+        for block in position:
+            if block >= 0:
+                self.num_evicted_blocks += 1
+                self.idle.pop(block, None)
+        if self._tier is None:
+            pool.decref(position)
+            return
+        sole = [block if block >= 0 and pool.ref_count[block] == 1 else -1 for block in position]
+        taken = {block for block in sole if block >= 0}
+        if taken and self._tier.on_evict(namespace, array("I", prefix).tolist(), sole):
+            self.in_transfer |= taken
+            pool.decref(block for block in position if block not in taken)
+        else:
+            pool.decref(position)
+
+    def _tidy(self, node: RadixNode) -> None:
+        """Blocks below or in ``node`` have left: queue it if it is a leaf now, forget it if it holds no block."""
+        while node.parent is not None and not node.children and not node.num_locks:
+            if self._num_full_groups:
+                self.leaves.push(node)
+                return
+            num_bare = 0
+            for position in zip(*map(reversed, node.blocks), strict=True):
+                if any(block >= 0 for block in position):
+                    break
+                num_bare += 1
+            if not num_bare:
+                return
+            parent = node.parent
+            self._tree.drop_tail(node, num_bare)
+            self.num_unlocked -= num_bare
+            if node.tokens:
+                return
+            node = parent
+        if node.parent is None:
+            self._tree.drop_if_bare(node)
