@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import RequestError
 from headrace.tokenizer.chat_messages import normalise_messages
 from headrace.tokenizer.chat_template import ChatTemplate
+from headrace.tokenizer.length_bound import LengthBound
 from headrace.tokenizer.token_bytes import TokenBytes, rules_from_decoder
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Tokenizer:
         self._backend = backend
         self._special = special
         self._templates: dict[str, ChatTemplate] = {}
+        self._length_bound: LengthBound | None = None
         self.bos_token_id = special.bos_token_id
         self.eos_token_id = special.eos_token_id
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -91,6 +93,12 @@ class Tokenizer:
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+    def min_num_tokens(self, text: str) -> int:
+        """A number of tokens that ``text`` surely has, found without encoding it; 0 where nothing is sure."""
+        if self._length_bound is None:
+            self._length_bound = LengthBound(self._backend, self._rules)
+        return self._length_bound.min_num_tokens(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``ids``. Bytes that are not UTF-8 become U+FFFD; ids beyond the vocabulary add nothing."""

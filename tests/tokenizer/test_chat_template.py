@@ -37,7 +37,7 @@ WITH_TOOLS = """\
 {%- if tools %}{% for tool in tools %}{{ show(tool) ~ '\n' }}{% endfor %}{% endif %}
 {%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
 {%- for m in messages[::-1] %}{% if loop.first and m.role == 'skip' %}{% continue %}{% endif %}
-{%- generation %}{{ loop.index }}/{{ loop.length }} {{ m.role | upper }}{% endgeneration %}: {{ m.content }}{{ loop.last }}
+{%- generation %}{{ loop.index }}/{{ loop.length }} {{ m.role | upper }}{% endgeneration %} {{ m.content }}
 {%- for call in m.tool_calls or [] %}
 {{ call.function.name }}({% for key, value in call.function.arguments.items() -%}
 {{ key }}={{ value | tojson(indent=2) }}{% if not loop.last %}, {% endif %}{% endfor %})
