@@ -1,0 +1,63 @@
+"""``headrace serve``: OpenAI's API over HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from headrace.cli.engine_options import EngineSettings, engine_options, flag_of
+from headrace.serve.settings import ServerConfig
+
+
+def server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give ``command(settings, server: ServerConfig)`` one flag for each field of ServerConfig."""
+    hints = typing.get_type_hints(ServerConfig)
+    parameters = [next(iter(inspect.signature(command, eval_str=True).parameters.values()))]
+    for setting in dataclasses.fields(ServerConfig):
+        option = typer.Option(flag_of(setting.name), help=setting.metadata["doc"], rich_help_panel="Server")
+        parameters.append(
+            inspect.Parameter(
+                setting.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=setting.default,
+                annotation=Annotated[hints[setting.name], option],
+            )
+        )
+
+    def with_server(settings: EngineSettings, **values: Any) -> None:
+        command(settings, ServerConfig(**values))
+
+    with_server.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_server.__doc__ = command.__doc__
+    return with_server
+
+
+@engine_options
+@server_options
+def serve(settings: EngineSettings, server: ServerConfig) -> None:
+    """Serve a model over HTTP with OpenAI's API: completions, chat, models, metrics.
+
+    The port answers at once; /health is 200 as soon as the model is loaded. SIGTERM or Ctrl-C lets running answers
+    end; a second one does not.
+    """
+    # In this order: a taken port is told at once, and the engine loads while the rest of this process is imported.
+    from headrace.serve.port import open_port
+
+    port = open_port(server)
+    from headrace.engine.async_llm import AsyncLLM
+
+    llm = AsyncLLM.from_config(settings.config)
+    from headrace.serve.server import Serving
+
+    Serving(llm, server, port, _announce).run()
+
+
+def _announce(text: str) -> None:
+    sys.stderr.write(f"headrace: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,118 @@
+"""From a Job to an HTTP answer: submit it, gather or stream its outputs, and let go of it when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.engine.async_llm import AsyncLLM
+from headrace.engine.mailbox import Mailbox
+from headrace.engine.output_processor import RequestOutputKind
+from headrace.outputs import RequestOutput
+from headrace.serve.chunks import error_event
+from headrace.serve.connection import until_gone
+from headrace.serve.errors import ApiError, ClientGone, api_error, json_response
+from headrace.serve.job import AnswerFormat, Job
+
+# A refusal by the engine core comes within a step or two and should be an HTTP status, not an event in a stream.
+_STATUS_WAIT_S = 2.0
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+News = list[tuple[int, RequestOutput]]
+
+
+async def answer(llm: AsyncLLM, job: Job) -> Response:
+    """Run a job. Raises RequestError, EngineDeadError, ApiError before anything was sent."""
+    mailbox = await llm.submit(
+        job.prompts,
+        job.params,
+        RequestOutputKind.DELTA if job.is_stream else RequestOutputKind.FINAL_ONLY,
+        priority=job.priority,
+        clamp_max_tokens=False,
+    )
+    try:
+        if not job.is_stream:
+            outputs = await _gather(mailbox, len(job.prompts))
+            return json_response(job.format.body(outputs))
+        first: News = []
+        with contextlib.suppress(TimeoutError):
+            first = await asyncio.wait_for(mailbox.get(), _STATUS_WAIT_S)
+            _check(first)
+    except BaseException:
+        mailbox.close()
+        raise
+    return EventStream(mailbox, first, job.format)
+
+
+async def _gather(mailbox: Mailbox, num_prompts: int) -> list[RequestOutput]:
+    """All finished outputs, in the prompts' order."""
+    outputs: dict[int, RequestOutput] = {}
+    while not mailbox.is_done:
+        news = await mailbox.get()
+        _check(news)
+        outputs.update(news)
+    mailbox.close()
+    return [outputs[index] for index in range(num_prompts)]
+
+
+def _check(news: News) -> None:
+    """Raises ApiError 500 if the engine failed on one of these requests."""
+    for _, output in news:
+        for part in output.outputs:
+            if part.finish_reason == "error":
+                raise ApiError(500, part.error or "the engine failed on this request", code="engine_error")
+
+
+class EventStream(Response):
+    """Writes a stream straight to the connection, all that is new in one piece. A client that reads slowly holds up
+    only itself: what it does not take is merged in its mailbox."""
+
+    def __init__(self, mailbox: Mailbox, first: News, form: AnswerFormat) -> None:
+        super().__init__()
+        self._mailbox = mailbox
+        self._first = first
+        self._format = form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything; return early if the client leaves."""
+        watcher = asyncio.create_task(self._watch(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await self._send_all(send)
+        except ClientGone:
+            pass
+        finally:
+            watcher.cancel()
+            self._mailbox.close()
+
+    async def _watch(self, receive: Receive) -> None:
+        await until_gone(receive)
+        self._mailbox.fail(ClientGone())
+
+    async def _send_all(self, send: Send) -> None:
+        mailbox, form, news = self._mailbox, self._format, self._first
+        data = form.opening()
+        try:
+            while True:
+                _check(news)
+                for index, output in news:
+                    data += form.events(index, output)
+                if mailbox.is_done:
+                    break
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    data = b""
+                news = await mailbox.get()
+            data += form.closing()
+        except ClientGone:
+            raise
+        except Exception as error:
+            data += error_event(api_error(error).body())
+        await send({"type": "http.response.body", "body": data, "more_body": False})

@@ -1,0 +1,121 @@
+"""The ASGI application: a table of routes, each with OpenAI's error objects for whatever goes wrong."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headrace.serve import generation_routes, probe_routes, token_routes
+from headrace.serve.body import read_body
+from headrace.serve.connection import while_connected
+from headrace.serve.context import ServerContext
+from headrace.serve.errors import ApiError, error_response
+
+Getter = Callable[[ServerContext, Request], Awaitable[Response]]
+Poster = Callable[[ServerContext, Request, bytes], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+# Probes and metrics are read by machines that have no key; what they tell is not secret.
+OPEN_ROUTES: dict[str, Getter] = {
+    "/health": probe_routes.show_health,
+    "/health/ready": probe_routes.show_health,
+    "/health/live": probe_routes.show_liveness,
+    "/ping": probe_routes.show_health,
+    "/version": probe_routes.show_version,
+    "/metrics": probe_routes.show_metrics,
+}
+GET_ROUTES: dict[str, Getter] = {
+    "/v1/models": probe_routes.list_models,
+    "/v1/models/{model:path}": probe_routes.show_model,
+}
+POST_ROUTES: dict[str, Poster] = {
+    "/v1/completions": generation_routes.create_completion,
+    "/v1/chat/completions": generation_routes.create_chat_completion,
+    "/tokenize": token_routes.tokenize,
+    "/detokenize": token_routes.detokenize,
+}
+
+
+def build_app(context: ServerContext) -> Starlette:
+    """The application over one engine."""
+    routes = [Route(path, _get(context, handler, is_open=True)) for path, handler in OPEN_ROUTES.items()]
+    routes += [Route(path, _get(context, handler, is_open=False)) for path, handler in GET_ROUTES.items()]
+    routes += [
+        Route(path, _post(context, handler), methods=["POST"]) for path, handler in POST_ROUTES.items()
+    ]
+    return Starlette(
+        routes=routes, middleware=_middleware(context), exception_handlers={HTTPException: _on_http_error}
+    )
+
+
+def _get(context: ServerContext, handler: Getter, is_open: bool) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        try:
+            if not is_open:
+                _check_key(context, request)
+            return await handler(context, request)
+        except Exception as error:
+            return error_response(error)
+
+    return endpoint
+
+
+def _post(context: ServerContext, handler: Poster) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        try:
+            _check_key(context, request)
+            body = await read_body(request, context.config.max_body_bytes)
+            return await while_connected(request.receive, _run(context, handler, request, body))
+        except Exception as error:
+            return error_response(error)
+
+    return endpoint
+
+
+async def _run(context: ServerContext, handler: Poster, request: Request, body: bytes) -> Response:
+    return await handler(context, request, body)
+
+
+def _check_key(context: ServerContext, request: Request) -> None:
+    key = context.config.api_key
+    if key is None:
+        return
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
+        raise ApiError(
+            401,
+            "a valid API key is needed: send it as 'Authorization: Bearer KEY'",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+def _middleware(context: ServerContext) -> list[Middleware]:
+    origins = context.config.cors_origins
+    if origins is None:
+        return []
+    allowed = [origin.strip() for origin in origins.split(",")]
+    return [
+        Middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["GET", "POST"], allow_headers=["*"])
+    ]
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        message = f"{request.method} is not allowed on {path}; allowed: {allowed}"
+    else:
+        message = f"there is no {request.method} {path} here"
+    code = "method_not_allowed" if error.status_code == 405 else "unknown_url"
+    return error_response(ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})))

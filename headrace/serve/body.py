@@ -1,0 +1,106 @@
+"""Request bodies: read within a limit, decoded into a typed struct, refused in words a person can use."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from headrace.serve.errors import ApiError, ClientGone
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+_EXPECTED = re.compile(r"Expected `(.*)`, got `(.*)`")
+_PATH = re.compile(r" - at `(.*)`$", re.DOTALL)
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+    "null": "null",
+}
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body. Raises ApiError (413 when it is too large, 415 when it is not JSON), ClientGone."""
+    _check_type(request)
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            parts.append(part)
+    except ClientDisconnect:
+        raise ClientGone from None
+    return b"".join(parts)
+
+
+def _check_type(request: Request) -> None:
+    kind, _, rest = request.headers.get("content-type", "").partition(";")
+    if kind.strip() and not _JSON_TYPE.fullmatch(kind.strip().lower()):
+        raise ApiError(415, f"the body must be JSON (Content-Type: application/json); got {kind.strip()!r}")
+    charset = re.search(r"charset=\"?([^\s\";]+)", rest.lower())
+    if charset and charset[1] not in ("utf-8", "utf8", "us-ascii"):
+        raise ApiError(415, f"the body must be UTF-8; got charset {charset[1]!r}")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(415, "the body must not be compressed: send it without Content-Encoding")
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the request body is larger than {max_bytes} bytes", code="request_too_large")
+
+
+def decode_body(body: bytes, kind: type[T]) -> T:
+    """``body`` as a ``kind``. Raises ApiError 400 naming what is wrong and where."""
+    if not body.strip():
+        raise ApiError(400, "the request body is empty; it must be a JSON object")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the request body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the request body is nested too deeply to be read", code="invalid_json") from None
+
+
+def _explain(text: str, kind: type[msgspec.Struct]) -> ApiError:
+    found = _PATH.search(text)
+    text = text[: found.start()] if found else text
+    path = found[1].removeprefix("$").removeprefix(".") if found else ""
+    param = re.split(r"[.\[]", path)[0] or None
+    where = path or "the request body"
+    if unknown := _UNKNOWN.fullmatch(text):
+        return _unknown_field(unknown[1], path, kind)
+    if missing := _MISSING.fullmatch(text):
+        return ApiError(
+            400, f"{where} lacks the field {missing[1]!r}", param=missing[1], code="missing_field"
+        )
+    if expected := _EXPECTED.fullmatch(text):
+        text = f"{where} must be {_spell(expected[1])}; got {_spell(expected[2])}"
+    else:
+        text = f"{where}: {text}"
+    return ApiError(400, text, param=param, code="invalid_type" if expected else "invalid_value")
+
+
+def _spell(kinds: str) -> str:
+    return " or ".join(_WORDS.get(kind, kind) for kind in kinds.split(" | "))
+
+
+def _unknown_field(name: str, path: str, kind: type[msgspec.Struct]) -> ApiError:
+    name = f"{path}.{name}" if path else name
+    near = difflib.get_close_matches(name, kind.__struct_fields__, n=1, cutoff=0.6)
+    hint = f"; did you mean {near[0]!r}?" if near else "; leave it out"
+    return ApiError(400, f"unknown field {name[:100]!r}{hint}", param=name[:100], code="unknown_field")

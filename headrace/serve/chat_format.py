@@ -1,0 +1,103 @@
+"""ChatFormat: answers of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.engine.front_end import FrontEnd
+from headrace.outputs import CompletionOutput, RequestOutput
+from headrace.serve.chunks import to_json
+from headrace.serve.job import AnswerFormat
+from headrace.serve.logprobs import chat_logprobs, prompt_logprobs
+from headrace.serve.protocol import ChatRequest
+from headrace.serve.usage import usage_of
+
+
+class ChatFormat(AnswerFormat):
+    """Chat completions: one prompt, n choices."""
+
+    id_prefix = "chatcmpl"
+    object_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    def __init__(self, request: ChatRequest, model: str, front_end: FrontEnd) -> None:
+        super().__init__(request, model, front_end)
+        self._num_top = request.top_logprobs or 0
+        self._wants_logprobs = bool(request.logprobs)
+        self._wants_prompt_logprobs = request.prompt_logprobs is not None
+        self._has_opened = False
+
+    def _logprobs(self, answer: CompletionOutput) -> dict[str, Any] | None:
+        if not self._wants_logprobs:
+            return None
+        return chat_logprobs(self.names, answer.token_ids, answer.logprobs or [], self._num_top)
+
+    def body(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The answer's object."""
+        (output,) = outputs
+        body = {
+            **self.head(self.object_name),
+            "choices": [self._choice(answer) for answer in output.outputs],
+            "usage": usage_of(outputs),
+        }
+        if self._wants_prompt_logprobs:
+            body["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
+        if self.wants_token_ids:
+            body["prompt_token_ids"] = output.prompt_token_ids
+        return body
+
+    def _choice(self, answer: CompletionOutput) -> dict[str, Any]:
+        choice = {
+            "index": answer.index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": self._logprobs(answer),
+            "finish_reason": answer.finish_reason,
+            "stop_reason": answer.stop_reason,
+        }
+        if self.wants_token_ids:
+            choice["token_ids"] = answer.token_ids
+        return choice
+
+    def opening(self) -> bytes:
+        """A chunk for each choice that says who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        return b"".join([self._event({"index": i, "delta": delta}) for i in range(self.n)])
+
+    def events(self, index: int, output: RequestOutput) -> bytes:
+        """Chunks for each answer with news; the reason of its end comes in a chunk of its own."""
+        self.usage.add(index, output)
+        events = b""
+        if self.wants_token_ids and not self._has_opened:
+            self._has_opened = True
+            head = self._event({"index": 0, "delta": {}, "prompt_token_ids": output.prompt_token_ids})
+            events += head
+        for answer in output.outputs:
+            events += self._content(answer)
+            if answer.finish_reason is not None:
+                end = {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
+                events += self._event({"index": answer.index, "delta": {}, **end})
+        return events
+
+    def _content(self, answer: CompletionOutput) -> bytes:
+        has_more = self._wants_logprobs or self.wants_token_ids
+        if not has_more:
+            if not answer.text:
+                return b""
+            return self.envelope.event(
+                b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
+                % (answer.index, to_json(answer.text)),
+                self.running_usage,
+            )
+        if not answer.token_ids and not answer.text:
+            return b""
+        choice: dict[str, Any] = {"index": answer.index, "delta": {"content": answer.text}}
+        if self._wants_logprobs:
+            choice["logprobs"] = self._logprobs(answer)
+        if self.wants_token_ids:
+            choice["token_ids"] = answer.token_ids
+        return self._event(choice)
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        whole = {"logprobs": None, "finish_reason": None, **choice}
+        return self.envelope.event(to_json(whole), self.running_usage)

@@ -1,0 +1,149 @@
+"""CompletionFormat: answers of /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.engine.front_end import FrontEnd
+from headrace.outputs import CompletionOutput, RequestOutput
+from headrace.serve.chunks import to_json
+from headrace.serve.echo import PromptEcho
+from headrace.serve.job import AnswerFormat
+from headrace.serve.logprobs import CompletionLogprobs, prompt_logprobs
+from headrace.serve.protocol import CompletionRequest
+from headrace.serve.usage import usage_of
+
+
+class CompletionFormat(AnswerFormat):
+    """Text completions, with echo, logprobs and the best of several.
+
+    With ``max_tokens`` 0 the one token that was computed is left out everywhere.
+    """
+
+    id_prefix = "cmpl"
+    object_name = chunk_name = "text_completion"
+
+    def __init__(self, request: CompletionRequest, model: str, front_end: FrontEnd) -> None:
+        super().__init__(request, model, front_end)
+        self._num_top = request.logprobs
+        self._has_answer = request.max_tokens != 0
+        self._echo = PromptEcho(front_end.tokenizer, self.names) if request.echo else None
+        self._wants_prompt_logprobs = request.prompt_logprobs is not None
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+        self._opened: set[int] = set()
+
+    # ---- whole
+
+    def body(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The answer's object."""
+        choices = [
+            self._choice(index * self.n + position, output, answer)
+            for index, output in enumerate(outputs)
+            for position, answer in enumerate(best_answers(output.outputs, self.n))
+        ]
+        return {
+            **self.head(self.object_name),
+            "choices": choices,
+            "usage": usage_of(outputs, counts_answers=self._has_answer),
+        }
+
+    def _choice(self, number: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
+        text = answer.text if self._has_answer else ""
+        logprobs = None
+        if self._num_top is not None:
+            lists = self._lists(number)
+            if self._echo is not None:
+                self._echo.add_logprobs(lists, output)
+            if self._has_answer:
+                lists.add(answer.token_ids, answer.logprobs or [])
+            logprobs = lists.take()
+        choice: dict[str, Any] = {
+            "index": number,
+            "text": self._echo.text(output) + text if self._echo is not None else text,
+            "logprobs": logprobs,
+            **self._end(answer),
+        }
+        if self._wants_prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
+        if self.wants_token_ids:
+            choice["token_ids"] = answer.token_ids if self._has_answer else []
+            choice["prompt_token_ids"] = output.prompt_token_ids
+        return choice
+
+    def _end(self, answer: CompletionOutput) -> dict[str, Any]:
+        if not self._has_answer:
+            return {"finish_reason": answer.finish_reason and "length", "stop_reason": None}
+        return {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
+
+    def _lists(self, number: int) -> CompletionLogprobs:
+        lists = self._logprobs.get(number)
+        if lists is None:
+            lists = self._logprobs[number] = CompletionLogprobs(self.names, self._num_top or 0)
+        return lists
+
+    # ---- streamed
+
+    def events(self, index: int, output: RequestOutput) -> bytes:
+        """One chunk for each answer with news."""
+        self.usage.add(index, output)
+        return b"".join([self._events_of(index * self.n + a.index, output, a) for a in output.outputs])
+
+    def _events_of(self, number: int, output: RequestOutput, answer: CompletionOutput) -> bytes:
+        if number not in self._opened:
+            self._opened.add(number)
+            opening = self._opening_choice(number, output)
+            if opening is not None:
+                return self.envelope.event(to_json(opening), self.running_usage) + self._event(number, answer)
+        return self._event(number, answer)
+
+    def _opening_choice(self, number: int, output: RequestOutput) -> dict[str, Any] | None:
+        """The prompt, when it is wanted before the answer."""
+        if self._echo is None and not self.wants_token_ids:
+            return None
+        choice: dict[str, Any] = {"index": number, "text": "", "logprobs": None, "finish_reason": None}
+        if self._echo is not None:
+            choice["text"] = self._echo.text(output)
+            if self._num_top is not None:
+                self._echo.add_logprobs(self._lists(number), output)
+                choice["logprobs"] = self._lists(number).take()
+        if self.wants_token_ids:
+            choice["prompt_token_ids"] = output.prompt_token_ids
+            choice["token_ids"] = []
+        return choice
+
+    def _event(self, number: int, answer: CompletionOutput) -> bytes:
+        if not self._has_answer:
+            answer = CompletionOutput(answer.index, "", [], finish_reason=answer.finish_reason and "length")
+        usage = self.running_usage
+        if answer.finish_reason is None and self._num_top is None and not self.wants_token_ids:
+            if not answer.text:
+                return b""
+            return self.envelope.event(
+                b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
+                % (number, to_json(answer.text)),
+                usage,
+            )
+        choice = {"index": number, "text": answer.text, "logprobs": None, **self._end(answer)}
+        if self._num_top is not None and self._has_answer:
+            lists = self._lists(number)
+            lists.add(answer.token_ids, answer.logprobs or [])
+            choice["logprobs"] = lists.take()
+        if self.wants_token_ids:
+            choice["token_ids"] = answer.token_ids
+        return self.envelope.event(to_json(choice), usage)
+
+    def report_usage(self) -> dict[str, Any]:
+        """Usage so far."""
+        return self.usage.report(counts_answers=self._has_answer)
+
+
+def best_answers(answers: list[CompletionOutput], n: int) -> list[CompletionOutput]:
+    """The ``n`` answers of highest log-probability per token, the best first; all of them in order if there are n."""
+    if len(answers) <= n:
+        return answers
+
+    def score(answer: CompletionOutput) -> float:
+        return (answer.cumulative_logprob or 0.0) / max(len(answer.token_ids), 1)
+
+    return sorted(answers, key=score, reverse=True)[:n]

@@ -1,0 +1,85 @@
+"""OpenAI's error objects, and which status each of our errors has."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from headrace.errors import CapacityError, EngineDeadError, HeadraceError, RequestError
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE_CHARS = 2000
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """A refusal with its HTTP status; ``param`` names the field at fault, ``code`` is for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The error object. Long messages, which may quote the request, are cut."""
+        message = self.message.encode("utf-8", "replace").decode()
+        if len(message) > _MAX_MESSAGE_CHARS:
+            message = message[:_MAX_MESSAGE_CHARS] + " …"
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class ClientGone(Exception):
+    """The client closed its connection; nobody reads the answer."""
+
+
+def api_error(error: Exception) -> ApiError:
+    """The refusal that ``error`` becomes. What we did not raise on purpose is logged and stays vague."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, CapacityError) and error.code == "queue_full":
+        return ApiError(429, error.message, code=error.code, headers={"Retry-After": "1"})
+    if isinstance(error, RequestError):
+        status = 404 if error.code == "model_not_found" else 400
+        return ApiError(status, error.message, param=error.param, code=error.code)
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, str(error), code="engine_dead")
+    if isinstance(error, HeadraceError):  # the model cannot be loaded
+        return ApiError(503, str(error), code="engine_not_loaded")
+    logger.error("a request failed by a fault of the server", exc_info=error)
+    return ApiError(500, f"the server failed on this request ({type(error).__name__})", code="internal_error")
+
+
+def error_response(error: Exception) -> Response:
+    """An HTTP answer with the error object."""
+    if isinstance(error, ClientGone):
+        return Response(status_code=499)  # nobody will see it
+    refusal = api_error(error)
+    return json_response(refusal.body(), refusal.status, refusal.headers)
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """An HTTP answer of JSON."""
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

@@ -1,0 +1,88 @@
+"""Job: a checked request on its way to an answer, and what turns outputs into the answer's form."""
+
+from __future__ import annotations
+
+import abc
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace import __version__
+from headrace.engine.front_end import FrontEnd
+from headrace.engine.prompts import ParsedPrompt
+from headrace.outputs import RequestOutput
+from headrace.sampling_params import SamplingParams
+from headrace.serve.chunks import DONE, ChunkEnvelope
+from headrace.serve.logprobs import TokenNames
+from headrace.serve.protocol import GenerationRequest
+from headrace.serve.usage import UsageCounter
+
+
+class AnswerFormat(abc.ABC):
+    """The form of one answer, whole or streamed. One object serves one request.
+
+    Choices are numbered prompt by prompt: choice ``index * n + answer.index``.
+    """
+
+    id_prefix: str
+    object_name: str
+    chunk_name: str
+
+    def __init__(self, request: GenerationRequest, model: str, front_end: FrontEnd) -> None:
+        options = request.stream_options
+        self.response_id = f"{self.id_prefix}-{request.request_id or uuid.uuid4().hex}"
+        self.n = request.n or 1
+        self.names = TokenNames(front_end.tokenizer, bool(request.return_tokens_as_token_ids))
+        self.wants_token_ids = bool(request.return_token_ids)
+        self._head = {
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"headrace-{__version__}",
+        }
+        self._wants_usage = options is not None and bool(options.include_usage)
+        self._wants_running_usage = options is not None and bool(options.continuous_usage_stats)
+        self.usage = UsageCounter()
+        self.envelope = ChunkEnvelope(self.head(self.chunk_name), self._wants_usage)
+
+    def head(self, object_name: str) -> dict[str, Any]:
+        """The fields that open each body and chunk."""
+        return {"id": self.response_id, "object": object_name, **self._head}
+
+    @abc.abstractmethod
+    def body(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The whole answer, of finished outputs in the prompts' order."""
+
+    def opening(self) -> bytes:
+        """Events before the first token."""
+        return b""
+
+    @abc.abstractmethod
+    def events(self, index: int, output: RequestOutput) -> bytes:
+        """Events for the new parts in ``output``, of prompt number ``index``; may be empty."""
+
+    def closing(self) -> bytes:
+        """Events after the last token."""
+        usage = self.envelope.usage_event(self.report_usage()) if self._wants_usage else b""
+        return usage + DONE
+
+    def report_usage(self) -> dict[str, Any]:
+        """Usage so far."""
+        return self.usage.report()
+
+    @property
+    def running_usage(self) -> dict[str, Any] | None:
+        """Usage so far if each chunk should tell it (``continuous_usage_stats``)."""
+        return self.report_usage() if self._wants_running_usage else None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request: all prompts share the parameters."""
+
+    prompts: list[ParsedPrompt]
+    params: SamplingParams
+    format: AnswerFormat
+    is_stream: bool
+    priority: int

@@ -1,0 +1,133 @@
+"""The prompts of a request, brought to token ids or to text that the engine will tokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.engine.front_end import FrontEnd
+from headrace.engine.prompts import ParsedPrompt
+from headrace.errors import RequestError
+from headrace.serve.context import tokenizer_of
+from headrace.serve.errors import ApiError
+from headrace.serve.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from headrace.tokenizer import Tokenizer
+
+MAX_PROMPTS = 2048
+_FORMS = "a string, a list of strings, a list of token ids or a list of such lists"
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+# A text this much longer than the context (in characters a token) is measured before it is tokenized.
+_SUSPICIOUS_CHARS = 8
+
+
+def completion_prompts(request: CompletionRequest, front_end: FrontEnd) -> list[ParsedPrompt]:
+    """One prompt or a batch, each text or token ids. Raises ApiError 400, RequestError."""
+    items = _split(request.prompt)
+    salt = request.cache_salt or ""
+    return [_completion_prompt(item, request.add_special_tokens, salt, front_end) for item in items]
+
+
+def _split(prompt: Any) -> list[Any]:
+    if prompt is None:
+        raise ApiError(400, f"prompt is missing; it must be {_FORMS}", param="prompt", code="missing_field")
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list):
+        raise ApiError(400, f"prompt must be {_FORMS}", param="prompt", code="invalid_type")
+    if not prompt:
+        raise ApiError(
+            400, f"prompt is an empty list; it must be {_FORMS}", param="prompt", code="invalid_value"
+        )
+    if type(prompt[0]) is int:
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise ApiError(
+            400, f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed", param="prompt"
+        )
+    return prompt
+
+
+def _completion_prompt(
+    item: Any, add_special_tokens: bool | None, salt: str, front_end: FrontEnd
+) -> ParsedPrompt:
+    if isinstance(item, str):
+        refuse_hopeless(item, front_end)
+        ids = None
+        if add_special_tokens is False:
+            ids = tokenizer_of(front_end).encode(item, add_special_tokens=False)
+        return ParsedPrompt(item, ids, salt)
+    if isinstance(item, list) and all(type(token) is int for token in item):
+        return ParsedPrompt(None, item, salt)
+    raise ApiError(400, f"prompt must be {_FORMS}", param="prompt", code="invalid_type")
+
+
+def chat_prompt(request: ChatRequest | TokenizeRequest, front_end: FrontEnd) -> ParsedPrompt:
+    """The prompt that the chat template makes of the messages. Raises ApiError 400, RequestError."""
+    tokenizer = tokenizer_of(front_end)
+    continues = bool(request.continue_final_message)
+    starts = request.add_generation_prompt
+    has_tools = isinstance(request, ChatRequest) and request.tool_choice == "none"
+    text = tokenizer.apply_chat_template(
+        _checked_messages(request, tokenizer),
+        not continues if starts is None else starts,
+        continues,
+        tools=None if has_tools else request.tools,
+        documents=request.documents if isinstance(request, ChatRequest) else None,
+        chat_template=request.chat_template,
+        **_template_variables(request.chat_template_kwargs or {}),
+    )
+    refuse_hopeless(text, front_end)
+    salt = (request.cache_salt or "") if isinstance(request, ChatRequest) else ""
+    ids = tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+    return ParsedPrompt(text, ids, salt)
+
+
+def _template_variables(given: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's users put any template variable there, those with a field of their own too; that would be ambiguous."""
+    for name in ("chat_template", "tools", "documents", "add_generation_prompt", "continue_final_message"):
+        if name in given:
+            raise ApiError(
+                400,
+                f"chat_template_kwargs: set {name} as a field of the request",
+                param="chat_template_kwargs",
+            )
+    return given
+
+
+def _checked_messages(request: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The messages with known roles. A template that knows no developers gets their words as the system's."""
+    source = request.chat_template or tokenizer.chat_template or ""
+    messages = []
+    for index, message in enumerate(request.messages or []):
+        role = message.get("role")
+        if isinstance(role, str) and role not in _ROLES and role not in source:
+            raise RequestError(
+                f"messages[{index}].role is {role!r}; it must be one of {', '.join(sorted(_ROLES))}",
+                param="messages",
+                code="invalid_value",
+            )
+        is_unknown = role == "developer" and "developer" not in source
+        messages.append({**message, "role": "system"} if is_unknown else message)
+    return messages
+
+
+def refuse_hopeless(text: str, front_end: FrontEnd) -> None:
+    """Refuse a text so long that it cannot fit whatever its tokens are, before it is tokenized.
+
+    Raises: RequestError "context_length_exceeded".
+    """
+    limit = front_end.max_model_len
+    if front_end.tokenizer is None or len(text) <= _SUSPICIOUS_CHARS * limit:
+        return
+    longest = longest_token_bytes(front_end.tokenizer)
+    if len(text) > longest * limit:
+        raise RequestError(
+            f"the prompt has {len(text)} characters, so at least {len(text) // longest} tokens, but prompt and answer "
+            f"together may have at most {limit} (max_model_len): shorten it",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+
+
+def longest_token_bytes(tokenizer: Tokenizer) -> int:
+    """Bytes of the vocabulary's longest token."""
+    return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)) or 1

@@ -1,0 +1,91 @@
+"""From a request's fields to SamplingParams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.sampling_params import MAX_LOGPROBS, SamplingParams
+from headrace.serve.errors import ApiError
+from headrace.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
+
+_SAME_NAME = (
+    "n",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "prompt_logprobs",
+)
+_DEFAULT_COMPLETION_TOKENS = 16
+
+
+def completion_params(request: CompletionRequest) -> SamplingParams:
+    """Parameters of a text completion. ``max_tokens`` 0 asks for the prompt alone: one token is computed, none given.
+
+    Raises: RequestError, ApiError 400.
+    """
+    n = 1 if request.n is None else request.n
+    best_of = n if request.best_of is None else request.best_of
+    if best_of < n:
+        raise ApiError(400, f"best_of must be at least n ({n}); got {best_of}", param="best_of")
+    max_tokens = _DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    if max_tokens == 0 and request.min_tokens:
+        raise ApiError(400, "min_tokens must not be above max_tokens, which is 0", param="min_tokens")
+    fields: dict[str, Any] = {"n": best_of, "max_tokens": max_tokens or 1}
+    if request.logprobs is not None:
+        _check_count("logprobs", request.logprobs)
+        fields["logprobs"] = request.logprobs
+        if request.echo:
+            fields["prompt_logprobs"] = request.logprobs
+    elif best_of > n:
+        fields["logprobs"] = 0  # they are ranked by it
+    return _params(request, fields)
+
+
+def chat_params(request: ChatRequest) -> SamplingParams:
+    """Parameters of a chat completion. Raises: RequestError, ApiError 400."""
+    limit = request.max_completion_tokens
+    fields: dict[str, Any] = {"max_tokens": request.max_tokens if limit is None else limit}
+    if request.top_logprobs is not None:
+        _check_count("top_logprobs", request.top_logprobs)
+        if not request.logprobs and request.top_logprobs:
+            raise ApiError(
+                400,
+                "top_logprobs is only allowed when logprobs is true",
+                param="top_logprobs",
+                code="invalid_value",
+            )
+    if request.logprobs:
+        fields["logprobs"] = request.top_logprobs or 0
+    return _params(request, fields)
+
+
+def _check_count(name: str, value: int) -> None:
+    if not 0 <= value <= MAX_LOGPROBS:
+        raise ApiError(
+            400, f"{name} must be in [0, {MAX_LOGPROBS}]; got {value}", param=name, code="invalid_value"
+        )
+
+
+def _params(request: GenerationRequest, fields: dict[str, Any]) -> SamplingParams:
+    for name in _SAME_NAME:
+        value = getattr(request, name)
+        if value is not None:
+            fields.setdefault(name, value)
+    if request.prompt_logprobs is not None and request.stream:
+        raise ApiError(400, "prompt_logprobs is not available in a stream", param="prompt_logprobs")
+    return SamplingParams(**fields)

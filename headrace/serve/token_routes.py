@@ -1,0 +1,53 @@
+"""POST /tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.engine.front_end import FrontEnd
+from headrace.serve.body import decode_body
+from headrace.serve.context import ServerContext, tokenizer_of
+from headrace.serve.errors import ApiError, json_response
+from headrace.serve.prompts import chat_prompt
+from headrace.serve.protocol import DetokenizeRequest, TokenizeRequest
+
+
+async def tokenize(context: ServerContext, request: Request, body: bytes) -> Response:
+    """Token ids of a prompt, or of what the chat template makes of messages."""
+    wanted = decode_body(body, TokenizeRequest)
+    await context.check_model(wanted.model)
+    if (wanted.prompt is None) == (wanted.messages is None):
+        raise ApiError(400, "give either prompt or messages", param="prompt", code="missing_field")
+    front_end = await context.llm.front_end()
+    return json_response(await asyncio.to_thread(_tokenized, wanted, front_end))
+
+
+def _tokenized(wanted: TokenizeRequest, front_end: FrontEnd) -> dict[str, Any]:
+    tokenizer = tokenizer_of(front_end)
+    if wanted.prompt is not None:
+        ids = tokenizer.encode(wanted.prompt, add_special_tokens=wanted.add_special_tokens is not False)
+    else:
+        ids = chat_prompt(wanted, front_end).token_ids or []
+    texts = [tokenizer.token_text(token) for token in ids] if wanted.return_token_strs else None
+    return {"count": len(ids), "max_model_len": front_end.max_model_len, "tokens": ids, "token_strs": texts}
+
+
+async def detokenize(context: ServerContext, request: Request, body: bytes) -> Response:
+    """The text of token ids, special ones included."""
+    wanted = decode_body(body, DetokenizeRequest)
+    await context.check_model(wanted.model)
+    front_end = await context.llm.front_end()
+    size = front_end.architecture.vocab_size
+    for token in wanted.tokens:
+        if not 0 <= token < size:
+            raise ApiError(
+                400,
+                f"tokens has id {token}; the vocabulary is [0, {size - 1}]",
+                param="tokens",
+                code="invalid_value",
+            )
+    return json_response({"prompt": tokenizer_of(front_end).decode(wanted.tokens, skip_special_tokens=False)})
