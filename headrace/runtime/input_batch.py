@@ -78,32 +78,37 @@ class InputBatchBuilder:
         slots = self._states.slots_of(output.request_ids)
         starts = np.array(output.start_positions, np.int64)
         counts = np.array(output.num_tokens, np.int64)
+        ends = starts + counts
         query_starts = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=query_starts[1:])
         total = int(query_starts[-1])
-        token_slots = np.repeat(slots, counts)
-        positions = np.arange(total) + np.repeat(starts - query_starts[:-1], counts)
+        if total == len(counts):  # one token each
+            token_slots, positions = slots, starts
+        else:
+            token_slots = np.repeat(slots, counts)
+            positions = np.arange(total) + np.repeat(starts - query_starts[:-1], counts)
         places = token_slots * self._table_width + positions
         sampled = np.array(output.sampled, np.int64)
-        sampled_slots, sampled_positions = slots[sampled], (starts + counts)[sampled]
+        sampled_slots, sampled_positions = slots[sampled], ends[sampled]
         groups = range(len(self._specs))
         arrays = [
             positions,
             places,
             slots,
-            query_starts[1:][sampled] - 1,
+            query_starts[sampled + 1] - 1,
             self._states.note_sampled(sampled_slots, sampled_positions),
             *(self._slot_mapping(group, token_slots, positions) for group in groups),
         ]
         on_device = upload(arrays, self._device)
         device_positions, device_places, device_slots, sampled_rows, sampled_places = on_device[:5]
-        context_lens = (starts + counts).astype(np.int32)
+        max_context = int(ends.max())
+        context_lens, plan_starts = ends.astype(np.int32), query_starts.astype(np.int32)
         prefixes = tuple(_prefix_group(prefix) for prefix in output.shared_prefixes)
         metadata = [
             AttentionMetadata(
-                query_starts=query_starts.astype(np.int32),
+                query_starts=plan_starts,
                 context_lens=context_lens,
-                block_table=self._block_table(group, device_slots, int(context_lens.max(initial=1))),
+                block_table=self._block_table(group, device_slots, max_context),
                 block_size=self._states.block_size,
                 window=self._specs[group].window,
                 shared_prefixes=prefixes,

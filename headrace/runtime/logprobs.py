@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headrace.core.output import TokenLogprobs
 from headrace.kernels.reference.sampling import log_normalizer, token_ranks, top_tokens
+from headrace.runtime.row_parts import row_parts
 from headrace.sampling_params import MAX_LOGPROBS
 
 WHOLE_VOCABULARY = -1
@@ -57,10 +58,10 @@ def compute_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> Logp
         tokens: [N] int64.
         num_top: [N] top tokens wanted per row; -1 is the whole vocabulary.
     """
-    normalizers = log_normalizer(logits)[:, None]
-    own = logits.gather(1, tokens[:, None])
     count = min(MAX_LOGPROBS, logits.shape[1]) if max(num_top) > 0 else 0
-    values, ids = top_tokens(logits, count) if count else (logits[:, :0], tokens[:, None][:, :0])
+    own = logits.gather(1, tokens[:, None])
+    parts = [_part_of(logits[part], own[part, 0], count) for part in row_parts(*logits.shape, logits.device)]
+    normalizers, ranks, values, ids = (torch.cat(column) for column in zip(*parts, strict=True))
     rows = [row for row, wanted in enumerate(num_top) if wanted == WHOLE_VOCABULARY]
     whole = torch.tensor(rows, dtype=torch.int64, device=logits.device)
     whole_values, whole_ids = top_tokens(logits[whole], logits.shape[1])
@@ -68,9 +69,19 @@ def compute_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> Logp
         num_top=num_top,
         tokens=tokens,
         logprobs=(own - normalizers)[:, 0],
-        ranks=token_ranks(logits, own[:, 0]),
+        ranks=ranks,
         top_tokens=ids,
         top_logprobs=values - normalizers,
         whole_tokens=whole_ids,
         whole_logprobs=whole_values - normalizers[whole],
     )
+
+
+def _part_of(logits: Tensor, own: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(normalizers [N, 1], ranks [N], top values [N, count], top tokens [N, count]) of some rows."""
+    ranks = token_ranks(logits, own)
+    if count:
+        values, ids = top_tokens(logits, count)
+    else:
+        values, ids = logits[:, :0], ranks[:, None][:, :0]
+    return log_normalizer(logits)[:, None], ranks, values, ids

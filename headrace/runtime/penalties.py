@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-_MAX_COUNTS = 1 << 24  # numbers in the scratch of Penalties: 64 MiB
+from headrace.runtime.row_parts import row_parts
 
 
 class LogitProcessor(Protocol):
@@ -148,11 +148,10 @@ class Penalties:
 
     def apply(self, logits: Tensor) -> None:
         """Change ``logits`` in place."""
-        vocab_size = logits.shape[1]
-        step = max(1, _MAX_COUNTS // vocab_size)
-        counts = torch.zeros((min(step, len(self.rows)), vocab_size), dtype=torch.int32, device=logits.device)
-        for start in range(0, len(self.rows), step):
-            self._apply_part(logits, slice(start, start + step), counts)
+        parts = list(row_parts(len(self.rows), logits.shape[1], logits.device))
+        counts = torch.zeros((parts[0].stop, logits.shape[1]), dtype=torch.int32, device=logits.device)
+        for part in parts:
+            self._apply_part(logits, part, counts)
 
     def _apply_part(self, logits: Tensor, part: slice, counts: Tensor) -> None:
         """Penalize the rows ``part``; ``counts`` is zero before and after."""

@@ -92,7 +92,7 @@ class RequestStates:
     def slots_of(self, request_ids: Sequence[str]) -> np.ndarray:
         """[R] int64: the slot of each request."""
         slots = self._slots
-        return np.fromiter((slots[request_id] for request_id in request_ids), np.int64, len(request_ids))
+        return np.array([slots[request_id] for request_id in request_ids], np.int64)
 
     def prompt_logprobs_of(self, request_ids: Sequence[str]) -> list[tuple[int, NewRequest]]:
         """(batch index, request) of those that want log-probabilities of their prompt."""

@@ -11,10 +11,7 @@ from torch import Tensor
 from headrace.kernels.reference.sampling import row_argmax, sample_rows
 from headrace.runtime.logprobs import LogprobTensors, compute_logprobs
 from headrace.runtime.penalties import LogitProcessor
-
-# Rows are sampled in parts whose working memory stays in a CPU's cache, or is small change on a GPU.
-_PART_BYTES = {"cpu": 2 << 20}
-_DEFAULT_PART_BYTES = 256 << 20
+from headrace.runtime.row_parts import row_parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,10 +96,7 @@ class Sampler:
 
     def _draw(self, logits: Tensor, best_logits: Tensor, tokens: Tensor, random: RandomRows) -> None:
         """Overwrite the random rows of ``tokens``."""
-        row_bytes = logits.shape[1] * logits.element_size()
-        step = max(1, _PART_BYTES.get(logits.device.type, _DEFAULT_PART_BYTES) // row_bytes)
-        for start in range(0, len(random.rows), step):
-            part = slice(start, start + step)
+        for part in row_parts(len(random.rows), logits.shape[1], logits.device):
             rows = random.rows[part]
             drawn = sample_rows(
                 logits[part] if random.is_whole_batch else logits.index_select(0, rows),

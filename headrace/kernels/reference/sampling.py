@@ -57,14 +57,17 @@ def sample_rows(
         min_p: [R] float32 in [0, 1].
     """
     weights = torch.sub(logits, row_max[:, None]).div_(temperature[:, None]).exp_()
-    threshold = min_p
+    threshold, best = min_p, weights[:, :0]
+    if top_k is not None or top_p is not None:
+        best = _largest(
+            weights, min(max(max_top_k, _NUM_RANKED if top_p is not None else 1), weights.shape[1])
+        )
     if top_k is not None:
-        best = _largest(weights, min(max(max_top_k, 1), weights.shape[1]))
         last = best.gather(1, (top_k - 1).clamp(0, best.shape[1] - 1)[:, None])[:, 0]
         last = torch.where(top_k > 0, last, 0.0)
         threshold = last if threshold is None else torch.maximum(threshold, last)
     if top_p is not None:
-        nucleus = _top_p_threshold(weights, threshold, top_p)
+        nucleus = _top_p_threshold(weights, best[:, :_NUM_RANKED], threshold, top_p)
         threshold = nucleus if threshold is None else torch.maximum(threshold, nucleus)
     if threshold is not None:
         weights.mul_(torch.ge(weights, threshold[:, None], out=torch.empty_like(weights)))
@@ -121,25 +124,22 @@ def _lowest_ids(logits: Tensor, last: Tensor, count: int) -> Tensor:
     return (is_larger | (is_equal & (is_equal.cumsum(-1) <= room))).nonzero()[:, 1].view(-1, count)
 
 
-def _top_p_threshold(weights: Tensor, lowest: Tensor | None, top_p: Tensor) -> Tensor:
+def _top_p_threshold(weights: Tensor, best: Tensor, lowest: Tensor | None, top_p: Tensor) -> Tensor:
     """[R]: the largest w such that the weights >= w hold ``top_p`` of the sum of those >= ``lowest``.
 
-    It is 0 where top_p is 1. The largest weights are looked at first, since they mostly hold enough, and whole rows
-    sorted only where they are really flat. A row's running sums do not depend on how many weights are looked at.
+    It is 0 where top_p is 1. The largest weights, ``best``, mostly hold enough; whole rows are sorted only where they
+    are really flat. A row's running sums do not depend on how many weights are looked at.
     """
     target = _row_sums(_keep(weights, lowest)) * top_p
-    threshold = torch.zeros_like(top_p)
-    rows = (top_p < 1.0).nonzero()[:, 0]
-    for count in (_NUM_RANKED, weights.shape[1]):
-        if not rows.numel():
-            break
-        best = _largest(weights.index_select(0, rows), min(count, weights.shape[1]))
-        kept = _keep(best, None if lowest is None else lowest[rows])
-        place, is_found = _first_reaching(kept, target[rows])
-        # At the end, if rounding leaves the sum short, all weights stay.
-        found = is_found.nonzero()[:, 0]
-        threshold.index_copy_(0, rows[found], best[found, place[found]])
-        rows = rows[(~is_found).nonzero()[:, 0]]
+    place, is_found = _first_reaching(_keep(best, lowest), target)
+    threshold = best.gather(1, place[:, None])[:, 0].masked_fill_(top_p >= 1.0, 0.0)
+    flat = (~is_found & (top_p < 1.0)).nonzero()[:, 0]
+    if flat.numel():
+        best = _largest(weights.index_select(0, flat), weights.shape[1])
+        kept = _keep(best, None if lowest is None else lowest[flat])
+        # Where rounding leaves even the whole sum short, the place is the last one: all weights stay.
+        place, _ = _first_reaching(kept, target[flat])
+        threshold.index_copy_(0, flat, best.gather(1, place[:, None])[:, 0])
     return threshold
 
 
