@@ -1,0 +1,90 @@
+"""Ops: the table of named operations that models are written in, resolved once for a device.
+
+An op is a function over tensors and plain numbers that writes into buffers it is given. Each lives in
+``kernels/<kind>/<file>.py`` under its own name; "reference" (plain torch) has every op and is the oracle of the
+others, which take over where they are faster.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import torch
+
+from headrace.errors import ConfigError
+
+Op = Callable[..., None]
+
+OP_FILES = {
+    "embedding": "embedding",
+    "gather_rows": "embedding",
+    "rms_norm": "norm",
+    "add_rms_norm": "norm",
+    "linear": "linear",
+    "rope_and_store": "rope_and_store",
+    "attention": "attention",
+    "gated_act": "activation",
+    "add": "elementwise",
+    "cast": "elementwise",
+    "soft_cap": "elementwise",
+    "copy_blocks": "copy_blocks",
+}
+"""{op: file stem}, the same stem in every kind, in tests/kernels and in benchmarks/kernels."""
+
+
+class Ops:
+    """One attribute per op of ``OP_FILES``; see the reference functions for arguments, shapes and dtypes."""
+
+    embedding: Op
+    gather_rows: Op
+    rms_norm: Op
+    add_rms_norm: Op
+    linear: Op
+    rope_and_store: Op
+    attention: Op
+    gated_act: Op
+    add: Op
+    cast: Op
+    soft_cap: Op
+    copy_blocks: Op
+
+    def __init__(self, table: dict[str, Op]) -> None:
+        missing = sorted(OP_FILES.keys() - table.keys())
+        assert not missing, f"ops without an implementation: {missing}"
+        self.table = table
+        for name, op in table.items():
+            setattr(self, name, op)
+
+    @classmethod
+    def for_device(cls, device: torch.device | str, kernels: str = "auto") -> Ops:
+        """The fastest ops for a device ("auto"), or plain torch ones ("reference").
+
+        Raises: ConfigError for another choice.
+        """
+        if kernels not in ("auto", "reference"):
+            raise ConfigError(f"kernels must be 'auto' or 'reference'; got {kernels!r}")
+        kinds = ["reference"] if kernels == "reference" else _kinds(torch.device(device).type)
+        return cls({name: _find(name, stem, kinds) for name, stem in OP_FILES.items()})
+
+
+_KINDS: dict[str, list[str]] = {"cpu": ["reference"], "cuda": ["reference"]}
+
+
+def _kinds(device_type: str) -> list[str]:
+    """Kinds of implementation for a device, the preferred first."""
+    return _KINDS.get(device_type, ["reference"])
+
+
+def _find(name: str, stem: str, kinds: list[str]) -> Op:
+    for kind in kinds:
+        try:
+            module = importlib.import_module(f"headrace.kernels.{kind}.{stem}")
+        except ModuleNotFoundError as error:
+            if error.name != f"headrace.kernels.{kind}.{stem}":
+                raise
+            continue
+        if hasattr(module, name):
+            op: Op = getattr(module, name)
+            return op
+    raise AssertionError(f"no implementation of op {name} in {kinds}")

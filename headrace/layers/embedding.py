@@ -1,0 +1,105 @@
+"""The vocabulary at both ends of a model, cut over ranks by its rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.layers.context import LayerContext
+from headrace.parallel.state import ParallelState
+from headrace.quant.base import LoadedLinear, Shard, select_method
+from headrace.quant.unquantized import DenseLinear
+
+
+class VocabParallelEmbedding:
+    """Token ids to rows of a table. A rank holds its share of the rows, gives zeros for others, and all are summed.
+
+    Args:
+        ctx: what layers are built from.
+        name: the module of the checkpoint.
+        vocab_size, hidden_size: the table's shape.
+        scale: multiplier of the rows.
+        out: name of the buffer that outputs go to.
+
+    Attributes:
+        weight: [this rank's rows, hidden_size]. A table stored in a narrower float type stays so: rows widen as they
+            are looked up, with the same result.
+    """
+
+    def __init__(
+        self, ctx: LayerContext, name: str, vocab_size: int, hidden_size: int, *, scale: float, out: str
+    ) -> None:
+        rows = share_vocabulary(ctx.parallel, vocab_size)
+        stored = ctx.weights.get(f"{name}.weight", (rows,), shape=(vocab_size, hidden_size))
+        dtype = ctx.dtype
+        if stored.tensor is not None and stored.tensor.is_floating_point():
+            dtype = min(dtype, stored.tensor.dtype, key=lambda kind: kind.itemsize)
+        self.weight = stored.dequantize(dtype, ctx.device)
+        self._ops = ctx.ops
+        self._scale = scale
+        self._first_row = rows.start if ctx.parallel.size > 1 else None
+        self._out = ctx.buffer(out, hidden_size)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """[T] int64 -> [T, hidden_size]"""
+        out = self._out.rows
+        self._ops.embedding(ids, self.weight, out, self._scale, self._first_row)
+        if self._first_row is not None:
+            self._ops.all_reduce(out)
+        return out
+
+
+class ParallelLMHead:
+    """Hidden states of chosen rows to logits over the whole vocabulary, on every rank.
+
+    Args:
+        ctx: what layers are built from.
+        name: the module of the checkpoint.
+        vocab_size, hidden_size: shape of its matrix.
+        tied_to: the embedding whose table it shares, instead of a matrix of its own.
+    """
+
+    def __init__(
+        self,
+        ctx: LayerContext,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        tied_to: VocabParallelEmbedding | None = None,
+    ) -> None:
+        self._ops = ctx.ops
+        self._vocab_size = vocab_size
+        self._is_parallel = ctx.parallel.size > 1
+        self._matrix = self._load(ctx, name, (vocab_size, hidden_size), tied_to)
+        # Ranks gather equal widths; where the last one has fewer rows, the columns beyond fall off the end.
+        width = -(-vocab_size // ctx.parallel.size)
+        self._gathered = ctx.arena.growing(hidden_size, ctx.dtype)
+        self._local = ctx.arena.growing(width, torch.float32)
+        self._all = ctx.arena.growing(width * ctx.parallel.size, torch.float32)
+
+    def __call__(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """hidden [T, E], rows [R] int64 -> [R, V] fp32, valid until the next call."""
+        num_rows = len(rows)
+        chosen, logits = self._gathered.take(num_rows), self._local.take(num_rows)
+        self._ops.gather_rows(hidden, rows, chosen)
+        self._matrix.apply(chosen, logits, 0)
+        if self._is_parallel:
+            gathered = self._all.take(num_rows)
+            self._ops.all_gather(logits, gathered)
+            logits = gathered[:, : self._vocab_size]
+        return logits
+
+    @staticmethod
+    def _load(
+        ctx: LayerContext, name: str, shape: tuple[int, int], tied_to: VocabParallelEmbedding | None
+    ) -> LoadedLinear:
+        if tied_to is not None:
+            return DenseLinear(ctx.ops, tied_to.weight.to(ctx.dtype), None)
+        shard = Shard(name, shape, share_vocabulary(ctx.parallel, shape[0]), slice(0, shape[1]), has_bias=False)
+        return select_method(ctx.quantization, name).load([shard], ctx.weight_home)
+
+
+def share_vocabulary(parallel: ParallelState, vocab_size: int) -> slice:
+    """This rank's rows: equal shares, but the last ranks may have fewer."""
+    each = -(-vocab_size // parallel.size)
+    return slice(min(parallel.rank * each, vocab_size), min((parallel.rank + 1) * each, vocab_size))

@@ -1,0 +1,143 @@
+"""Linear layers: lists of shards, cut over ranks by rows (column-parallel) or by columns (row-parallel)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from torch import Tensor
+
+from headrace.layers.context import LayerContext
+from headrace.parallel.state import ParallelState
+from headrace.quant.base import Shard, select_method
+
+
+class Linear:
+    """Shards side by side: x [T, in] -> [T, sum of their rows], in an arena buffer.
+
+    Args:
+        ctx: what layers are built from.
+        shards: this rank's parts, all with the same inputs.
+        out: name of the buffer that outputs go to.
+    """
+
+    def __init__(self, ctx: LayerContext, shards: Sequence[Shard], out: str) -> None:
+        self._parts = []
+        self.num_outputs = 0
+        methods = [(shard, select_method(ctx.quantization, shard.name)) for shard in shards]
+        for method, group in groupby(methods, key=lambda pair: pair[1]):
+            members = [shard for shard, _ in group]
+            self._parts.append((method.load(members, ctx.weight_home), self.num_outputs))
+            self.num_outputs += sum(shard.num_rows for shard in members)
+        self._out = ctx.buffer(out, self.num_outputs)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = self._out.rows
+        for part, col in self._parts:
+            part.apply(x, out, col)
+        return out
+
+
+class ColumnParallelLinear(Linear):
+    """Several matrices [n_i, in] in one, each cut by rows: a rank computes its share of every one's outputs.
+
+    Args:
+        names: modules of the checkpoint, in the order of the outputs.
+        num_inputs: in.
+        num_outputs: n_i of each.
+        has_bias: whether each has one.
+    """
+
+    def __init__(
+        self,
+        ctx: LayerContext,
+        names: Sequence[str],
+        num_inputs: int,
+        num_outputs: Sequence[int],
+        *,
+        has_bias: bool,
+        out: str,
+    ) -> None:
+        shards = [
+            Shard(name, (rows, num_inputs), ctx.parallel.share(rows, f"rows of '{name}'"), slice(0, num_inputs), has_bias)
+            for name, rows in zip(names, num_outputs, strict=True)
+        ]
+        super().__init__(ctx, shards, out)
+
+
+class QKVParallelLinear(Linear):
+    """Queries, keys and values in one, cut by heads. With more ranks than KV heads, ranks share a KV head.
+
+    Args:
+        name: the attention module of the checkpoint; q_proj, k_proj and v_proj are below it.
+        hidden_size: inputs.
+        num_heads, num_kv_heads, head_dim: of the whole model.
+    """
+
+    def __init__(
+        self,
+        ctx: LayerContext,
+        name: str,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        has_bias: bool,
+        out: str,
+    ) -> None:
+        query_heads = ctx.parallel.share(num_heads, "attention heads")
+        kv_heads = share_kv_heads(ctx.parallel, num_kv_heads)
+        shards = [
+            Shard(
+                f"{name}.{part}",
+                (total * head_dim, hidden_size),
+                slice(heads.start * head_dim, heads.stop * head_dim),
+                slice(0, hidden_size),
+                has_bias,
+            )
+            for part, total, heads in (
+                ("q_proj", num_heads, query_heads),
+                ("k_proj", num_kv_heads, kv_heads),
+                ("v_proj", num_kv_heads, kv_heads),
+            )
+        ]
+        super().__init__(ctx, shards, out)
+
+
+class RowParallelLinear(Linear):
+    """One matrix [n, in], cut by columns: a rank has its share of the inputs, and the results are summed.
+
+    Args:
+        name: the module of the checkpoint.
+        num_inputs, num_outputs: of the whole matrix.
+        has_bias: whether it has one, which the first rank adds.
+    """
+
+    def __init__(
+        self, ctx: LayerContext, name: str, num_inputs: int, num_outputs: int, *, has_bias: bool, out: str
+    ) -> None:
+        columns = ctx.parallel.share(num_inputs, f"columns of '{name}'")
+        adds_bias = has_bias and ctx.parallel.rank == 0
+        shard = Shard(name, (num_outputs, num_inputs), slice(0, num_outputs), columns, adds_bias)
+        super().__init__(ctx, [shard], out)
+        self._ops = ctx.ops
+        self._must_reduce = ctx.parallel.size > 1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = super().__call__(x)
+        if self._must_reduce:
+            self._ops.all_reduce(out)
+        return out
+
+
+def share_kv_heads(parallel: ParallelState, num_kv_heads: int) -> slice:
+    """This rank's KV heads: an equal share, or one that it has in common with its neighbours.
+
+    Raises:
+        ConfigError: neither number divides the other.
+    """
+    if parallel.size <= num_kv_heads or parallel.size % num_kv_heads:
+        return parallel.share(num_kv_heads, "KV heads")
+    head = parallel.rank * num_kv_heads // parallel.size
+    return slice(head, head + 1)

@@ -1,0 +1,95 @@
+"""CausalLM: what all decoder-only models share. A model file describes its layer; this runs the stack."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from headrace.attention.metadata import ForwardBatch
+from headrace.checkpoint.model_config import ModelArchitecture, RopeScaling
+from headrace.layers.attention import LayerCaches
+from headrace.layers.context import LayerContext
+from headrace.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from headrace.layers.norm import RMSNorm
+from headrace.layers.rotary import rotary_table
+
+
+class DecoderLayer(Protocol):
+    """One layer of a model."""
+
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch) -> None:
+        """Advance ``residual`` [T, E] by this layer but for its last addend, which is left in ``hidden`` [T, E].
+
+        On entry the residual stream is ``residual + hidden`` (for the first layer ``residual`` alone); layers add
+        lazily so that adding and norming are one op.
+        """
+
+    def bind(self, caches: LayerCaches) -> None:
+        """Use this KV cache from now on."""
+
+
+class CausalLM:
+    """Embedding, layers, final norm, head. Subclasses say in ``make_layer`` what a layer is.
+
+    ``num_heads`` and ``num_kv_heads`` are this rank's. Constructing reads the weights. ``forward`` and
+    ``compute_logits`` call registered ops only, over buffers of ``arena``, so that a forward can be recorded
+    (``kernels/op_plan.py``).
+    """
+
+    def __init__(self, arch: ModelArchitecture, ctx: LayerContext) -> None:
+        self.arch = arch
+        self.ops = ctx.ops
+        self.num_heads = _length(ctx.parallel.share(arch.num_attention_heads, "attention heads"))
+        self.num_kv_heads = _length(ctx.parallel.kv_share(arch.num_kv_heads))
+        self.arena = ctx.arena
+        self._ctx = ctx
+        self._tables: dict[float, torch.Tensor] = {}
+        self._embedding = VocabParallelEmbedding(
+            ctx, "model.embed_tokens", arch.vocab_size, arch.hidden_size, arch.embedding_scale
+        )
+        self.layers = [self.make_layer(arch, ctx, layer_id) for layer_id in range(arch.num_layers)]
+        self._norm = RMSNorm(ctx, "model.norm", arch.hidden_size, arch.rms_norm_eps)
+        tied = self._embedding if arch.tie_word_embeddings else None
+        self._head = ParallelLMHead(
+            ctx, "lm_head", arch.vocab_size, arch.hidden_size, tied, arch.final_logit_softcap
+        )
+        self._hidden = ctx.arena.buffer("hidden", arch.hidden_size, ctx.dtype)
+        self._residual = ctx.arena.buffer("residual", arch.hidden_size, ctx.dtype)
+
+    def make_layer(self, arch: ModelArchitecture, ctx: LayerContext, layer_id: int) -> DecoderLayer:
+        """Build layer ``layer_id`` from its weights."""
+        raise NotImplementedError
+
+    def rotary_table(self, layer_id: int) -> torch.Tensor:
+        """The layer's cosines and sines; sliding layers may have a base of their own (Gemma 3), unscaled."""
+        arch = self.arch
+        is_local = arch.local_rope_theta is not None and arch.layer_windows[layer_id] is not None
+        theta = arch.local_rope_theta if is_local and arch.local_rope_theta else arch.rope.theta
+        scaling = RopeScaling() if is_local else arch.rope.scaling
+        key = -theta if is_local else theta
+        if key not in self._tables:
+            self._tables[key] = rotary_table(self._ctx, theta, arch.head_dim, scaling)
+        return self._tables[key]
+
+    def bind_kv_cache(self, caches: LayerCaches) -> None:
+        """Use this KV cache from now on."""
+        for layer in self.layers:
+            layer.bind(caches)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states [T, E] of every token, after the final norm; valid until the next forward."""
+        hidden, residual = self._hidden.rows(batch.num_tokens), self._residual.rows(batch.num_tokens)
+        self._embedding(batch.input_ids, residual)
+        for layer in self.layers:
+            layer.forward(hidden, residual, batch)
+        self._norm.add(hidden, residual, hidden)
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [R, V] fp32 of the hidden states [T, E] at ``rows`` [R] int64; valid until the next call."""
+        return self._head(hidden, rows)
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
