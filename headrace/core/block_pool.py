@@ -75,12 +75,14 @@ class BlockPool:
                 assert ref_count[block] > 0, f"block {block} is shared but nobody holds it"
                 ref_count[block] += 1
 
-    def decref(self, ids: Iterable[int]) -> None:
-        """Remove a holder from each block; -1 entries are skipped."""
-        ref_count = self.ref_count
+    def decref(self, ids: Iterable[int], step_id: int = 0) -> None:
+        """Remove a holder, whose last step with them was ``step_id``, from each block; -1 entries are skipped."""
+        ref_count, last_read_step = self.ref_count, self.last_read_step
         for block in ids:
             if block < 0:
                 continue
+            if last_read_step[block] < step_id:
+                last_read_step[block] = step_id
             count = ref_count[block] - 1
             assert count >= 0, f"block {block} is released but nobody holds it"
             ref_count[block] = count

@@ -90,13 +90,13 @@ class Evictor:
             missing -= sum(block >= 0 and ref_count[block] == 1 for block in position)
         if not num_positions:
             return False
-        namespace, prefix = self._tree.path_tokens(leaf) if self._tier is not None else ("", b"")
         parent = leaf.parent
-        dropped = self._tree.drop_tail(leaf, num_positions)
+        if self._tier is not None:
+            for index in range(leaf.num_blocks - 1, leaf.num_blocks - 1 - num_positions, -1):
+                self._offer(leaf, index, [ids[index] for ids in leaf.blocks])
+        for ids in self._tree.drop_tail(leaf, num_positions):
+            self._part_with(ids)
         self.num_unlocked -= num_positions
-        for position in reversed(list(zip(*dropped, strict=True))):
-            self._let_go(namespace, prefix, position)
-            prefix = prefix[: -self._tree.block_bytes]
         if not leaf.tokens and parent is not None:
             self._tidy(parent)
         return True
@@ -115,35 +115,33 @@ class Evictor:
         for block in victims:
             node, group = self._tree.homes[block]
             index = node.blocks[group].index(block)
-            namespace, prefix = "", b""
             if self._tier is not None:
-                namespace, prefix = self._tree.path_tokens(node)
-                prefix = prefix[: len(prefix) - (node.num_blocks - 1 - index) * self._tree.block_bytes]
+                self._offer(node, index, [block if g == group else -1 for g in range(self._tree.num_groups)])
             self._tree.replace_block(node, group, index, -1)
-            self._let_go(
-                namespace, prefix, tuple(block if g == group else -1 for g in range(len(node.blocks)))
-            )
             if not self._num_full_groups:
                 self._tidy(node)
+        self._part_with(victims)
         return bool(victims)
 
-    def _let_go(self, namespace: str, prefix: bytes, position: tuple[int, ...]) -> None:
-        """A position's blocks have left the tree: offer those that nobody else holds to the tier, or free them."""
-        pool = self._pool
-        for block in position:
+    def _offer(self, node: RadixNode, index: int, position: list[int]) -> None:
+        """Offer the tier those blocks of a position that only the tree holds; what it takes gets a reference."""
+        assert self._tier is not None
+        ref_count = self._pool.ref_count
+        sole = [block if block >= 0 and ref_count[block] == 1 else -1 for block in position]
+        namespace, path = self._tree.path_tokens(node)
+        prefix = path[: len(path) - (node.num_blocks - 1 - index) * self._tree.block_bytes]
+        if max(sole) >= 0 and self._tier.on_evict(namespace, array("I", prefix).tolist(), sole):
+            self._pool.incref(sole)
+            self.in_transfer.update(block for block in sole if block >= 0)
+
+    def _part_with(self, ids: list[int]) -> None:
+        """The tree gives up its references to blocks that have left it."""
+        idle = self.idle
+        for block in ids:
             if block >= 0:
                 self.num_evicted_blocks += 1
-                self.idle.pop(block, None)
-        if self._tier is None:
-            pool.decref(position)
-            return
-        sole = [block if block >= 0 and pool.ref_count[block] == 1 else -1 for block in position]
-        taken = {block for block in sole if block >= 0}
-        if taken and self._tier.on_evict(namespace, array("I", prefix).tolist(), sole):
-            self.in_transfer |= taken
-            pool.decref(block for block in position if block not in taken)
-        else:
-            pool.decref(position)
+                idle.pop(block, None)
+        self._pool.decref(ids)
 
     def _tidy(self, node: RadixNode) -> None:
         """Blocks below or in ``node`` have left: queue it if it is a leaf now, forget it if it holds no block."""

@@ -20,6 +20,8 @@ from headrace.core.radix_cache import RadixCache
 from headrace.core.radix_tree import RadixNode
 from headrace.core.request import Request, RequestStatus
 
+ANSWER_RUN_BLOCKS = 4
+
 
 class KVCacheManager:
     """Hands KV blocks to requests and keeps what may be shared.
@@ -52,6 +54,10 @@ class KVCacheManager:
         self._enable_prefix_caching = enable_prefix_caching
         self._min_copy_tokens = max(1, min_copy_tokens)
         self._windows = self.cache.windows
+        self._window_groups = {
+            window: [group for group, other in self._windows.items() if other == window]
+            for window in dict.fromkeys(self._windows.values())
+        }
         self._copies = PendingCopies(self.cache)
         self._requests: dict[Request, None] = {}
         self._stats = KVCacheStats()
@@ -168,27 +174,32 @@ class KVCacheManager:
     def commit(self, request: Request) -> None:
         """``num_committed_tokens`` rose: share newly full blocks, release sliding blocks behind the window.
 
-        Returns at once while neither is due.
+        Returns at once while neither is due. A prompt's blocks are shared at once; an answer's, which hardly anyone
+        can want before it is finished, in runs of ``ANSWER_RUN_BLOCKS`` and when the request is freed.
         """
         held = request.lock
         if isinstance(held, RequestBlocks) and request.num_committed_tokens >= held.wake_tokens:
             self._share_full_blocks(request, held)
-            self._release_behind_windows(request, held)
+            if self._window_groups:
+                self._release_behind_windows(request, held)
             self._set_alarm(request, held)
 
     def free(self, request: Request) -> None:
-        """Give up all blocks (finished, preempted, aborted); the fence keeps them until its last step completed."""
+        """Give up all blocks (finished, preempted, aborted); the fence keeps them until its last step completed.
+
+        What is committed by then stays in the prefix cache.
+        """
         held, request.lock = request.lock, None
         if not (isinstance(held, RequestBlocks) and held.is_admitted):
             return
+        self._share_full_blocks(request, held)
         if held.node is not None:
             self.cache.unlock(held.node)
         for group, table in enumerate(request.block_table):
             self._copies.cancel(table)
-            self.pool.touch(table, request.last_step_id)
-            self.pool.decref(table)
+            self.pool.decref(table, request.last_step_id)
             if group in self._windows:
-                self.cache.release(table[held.first_kept[group] :])
+                self.cache.release(table)
         request.block_table = []
         request.capacity_tokens = 0
         del self._requests[request]
@@ -316,8 +327,8 @@ class KVCacheManager:
         held.node = node
         held.num_inserted = num_inserted
         held.num_taken = len(tables[0])
-        for group, window in self._windows.items():
-            held.first_kept[group] = first_block_needed(request.num_computed_tokens, window, self.block_size)
+        for window in self._window_groups:
+            held.first_kept[window] = first_block_needed(request.num_computed_tokens, window, self.block_size)
         request.lock = held
         request.block_table = tables
         request.capacity_tokens = len(tables[0]) * self.block_size
@@ -344,29 +355,34 @@ class KVCacheManager:
         return new
 
     def _share_full_blocks(self, request: Request, held: RequestBlocks) -> None:
-        start, end = held.num_inserted, request.num_committed_tokens // self.block_size
-        if held.node is None or end <= start:
-            return
-        tokens = array("I", request.token_ids[start * self.block_size : end * self.block_size]).tobytes()
-        blocks = [table[start:end] for table in request.block_table]
-        held.node = self.cache.insert(held.node, tokens, blocks)
-        held.num_inserted = end
+        size, start, end = self.block_size, held.num_inserted, request.num_committed_tokens // self.block_size
+        if held.node is not None and end > start:
+            tokens = array("I", request.token_ids[start * size : end * size]).tobytes()
+            held.node = self.cache.insert(
+                held.node, tokens, [table[start:end] for table in request.block_table]
+            )
+            held.num_inserted = end
 
     def _release_behind_windows(self, request: Request, held: RequestBlocks) -> None:
-        for group, window in self._windows.items():
-            start = held.first_kept[group]
+        for window, groups in self._window_groups.items():
+            start = held.first_kept[window]
             end = first_block_needed(request.num_committed_tokens, window, self.block_size)
             if end > start:
-                table = request.block_table[group]
-                ids, table[start:end] = table[start:end], [-1] * (end - start)
-                held.first_kept[group] = end
-                self.pool.touch(ids, request.last_step_id)
-                self.pool.decref(ids)
+                held.first_kept[window] = end
+                ids: list[int] = []
+                for group in groups:
+                    table = request.block_table[group]
+                    ids += table[start:end]
+                    table[start:end] = [-1] * (end - start)
+                self.pool.decref(ids, request.last_step_id)
                 self.cache.release(ids)
 
     def _set_alarm(self, request: Request, held: RequestBlocks) -> None:
-        size = self.block_size
-        alarms = [(held.first_kept[group] + 1) * size + window - 1 for group, window in self._windows.items()]
+        wake = NEVER
         if held.node is not None:
-            alarms.append((held.num_inserted + 1) * size)
-        held.wake_tokens = min(alarms, default=NEVER)
+            end = (held.num_inserted + 1) * self.block_size
+            answer_run = (ANSWER_RUN_BLOCKS - 1) * self.block_size
+            wake = end if end <= request.num_prompt_tokens else end + answer_run
+        for window, first in held.first_kept.items():
+            wake = min(wake, (first + 1) * self.block_size + window - 1)
+        held.wake_tokens = wake

@@ -86,7 +86,7 @@ def _check_request(cache: RadixCache, request: Request) -> None:
         f"{name}: counts"
     )
     for group, table in enumerate(request.block_table):
-        kept = held.first_kept.get(group, 0)
+        kept = held.first_kept[cache.windows[group]] if group in cache.windows else 0
         assert table[:kept] == [-1] * kept and -1 not in table[kept:], (
             f"{name}: group {group} keeps from {kept}"
         )

@@ -17,7 +17,7 @@ class RequestBlocks:
     node: end of the locked path, which holds the first ``num_inserted`` blocks; None until it is admitted.
     num_inserted: full blocks that are in the tree.
     num_taken: blocks a group that the data plane has been told of.
-    first_kept: {sliding group: first block not yet released}.
+    first_kept: {window of sliding groups: first block not yet released}.
     wake_tokens: ``commit`` has nothing to do until so many tokens are committed.
     """
 

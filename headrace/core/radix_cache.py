@@ -122,7 +122,6 @@ class RadixCache:
         ref_count, homes, idle = self.pool.ref_count, self.tree.homes, self.evictor.idle
         for block in reversed(ids):
             if block in homes and ref_count[block] == 1:
-                idle.pop(block, None)
                 idle[block] = self.tree.clock
 
     def pin(self, ids: list[int]) -> None:

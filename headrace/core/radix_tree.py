@@ -238,9 +238,12 @@ class RadixTree:
         insort(parent.keys, key)
 
     def _track(self, node: RadixNode, blocks: list[list[int]]) -> None:
+        homes = self.homes
         for group in self.tracked_groups:
-            self.homes.update(dict.fromkeys(blocks[group], (node, group)))
-            self.homes.pop(-1, None)
+            home = (node, group)
+            for block in blocks[group]:
+                if block >= 0:
+                    homes[block] = home
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
