@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 from copy import copy
 
@@ -10,8 +9,9 @@ from headrace.core.block_pool import BlockPool
 from headrace.core.interfaces import CacheTier
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.kv_capacity import longest_request, verify_specs
+from headrace.core.kv_commit import BlockCommitter
 from headrace.core.kv_integrity import check_ledger
-from headrace.core.kv_request import NEVER, RequestBlocks, held_blocks
+from headrace.core.kv_request import RequestBlocks, held_blocks
 from headrace.core.kv_stats import KVCacheStats
 from headrace.core.output import BlockCopy
 from headrace.core.pending_copies import PendingCopies
@@ -19,8 +19,6 @@ from headrace.core.prefix_match import PrefixMatch, first_block_needed
 from headrace.core.radix_cache import RadixCache
 from headrace.core.radix_tree import RadixNode
 from headrace.core.request import Request, RequestStatus
-
-ANSWER_RUN_BLOCKS = 4
 
 
 class KVCacheManager:
@@ -54,15 +52,12 @@ class KVCacheManager:
         self._enable_prefix_caching = enable_prefix_caching
         self._min_copy_tokens = max(1, min_copy_tokens)
         self._windows = self.cache.windows
-        self._window_groups = {
-            window: [group for group, other in self._windows.items() if other == window]
-            for window in dict.fromkeys(self._windows.values())
-        }
         self._copies = PendingCopies(self.cache)
+        self._committer = BlockCommitter(self.cache, block_size)
         self._requests: dict[Request, None] = {}
         self._stats = KVCacheStats()
 
-    # -- counts ------------------------------------------------------------------------------------------------------
+    # ---- counts ---------------------------------------------------------------------------------------------
 
     @property
     def num_free_blocks(self) -> int:
@@ -107,7 +102,7 @@ class KVCacheManager:
         stats.num_fenced_slots = self.pool.num_fenced * self.block_size
         return stats
 
-    # -- a request's life --------------------------------------------------------------------------------------------
+    # ---- a request's life -----------------------------------------------------------------------------------
 
     def match(self, request: Request, max_tokens: int) -> PrefixMatch:
         """The longest usable cached prefix of ``request.token_ids[:max_tokens]``.
@@ -174,15 +169,11 @@ class KVCacheManager:
     def commit(self, request: Request) -> None:
         """``num_committed_tokens`` rose: share newly full blocks, release sliding blocks behind the window.
 
-        Returns at once while neither is due. A prompt's blocks are shared at once; an answer's, which hardly anyone
-        can want before it is finished, in runs of ``ANSWER_RUN_BLOCKS`` and when the request is freed.
+        Returns at once while neither is due (see ``BlockCommitter``).
         """
         held = request.lock
         if isinstance(held, RequestBlocks) and request.num_committed_tokens >= held.wake_tokens:
-            self._share_full_blocks(request, held)
-            if self._window_groups:
-                self._release_behind_windows(request, held)
-            self._set_alarm(request, held)
+            self._committer.commit(request, held)
 
     def free(self, request: Request) -> None:
         """Give up all blocks (finished, preempted, aborted); the fence keeps them until its last step completed.
@@ -192,7 +183,7 @@ class KVCacheManager:
         held, request.lock = request.lock, None
         if not (isinstance(held, RequestBlocks) and held.is_admitted):
             return
-        self._share_full_blocks(request, held)
+        self._committer.share(request, held)
         if held.node is not None:
             self.cache.unlock(held.node)
         for group, table in enumerate(request.block_table):
@@ -237,20 +228,16 @@ class KVCacheManager:
         for table in tables:
             self.pool.incref(table[:num_full])
         origin = held_blocks(parent)
-        node = None
-        if origin.node is not None:
-            num_shared = min(origin.num_inserted, num_full)
-            node = self.cache.tree.ancestor_at(origin.node, origin.num_inserted - num_shared)
+        node, num_inserted = origin.node, min(origin.num_inserted, num_full)
+        if node is not None:
+            node = self.cache.tree.ancestor_at(node, origin.num_inserted - num_inserted)
             self.cache.lock(node)
-            num_inserted = num_shared
-        else:
-            num_inserted = 0
         child.num_computed_tokens = num_tokens
         child.num_committed_tokens = min(parent.num_committed_tokens, num_tokens)
         self._start(child, tables, node, num_inserted)
         return True
 
-    # -- the engine's side -------------------------------------------------------------------------------------------
+    # ---- the engine's side ----------------------------------------------------------------------------------
 
     def advance(self, completed_step_id: int) -> None:
         """All steps up to this one have completed: what they alone held becomes free."""
@@ -268,7 +255,7 @@ class KVCacheManager:
         """Recompute every count from the owners. Raises AssertionError naming the block or the request."""
         check_ledger(self.cache, list(self._requests), list(requests))
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # ---- inside ---------------------------------------------------------------------------------------------
 
     def _match(self, request: Request, max_tokens: int, min_copy_tokens: int | None) -> PrefixMatch:
         if not self._enable_prefix_caching:
@@ -327,13 +314,11 @@ class KVCacheManager:
         held.node = node
         held.num_inserted = num_inserted
         held.num_taken = len(tables[0])
-        for window in self._window_groups:
-            held.first_kept[window] = first_block_needed(request.num_computed_tokens, window, self.block_size)
         request.lock = held
         request.block_table = tables
         request.capacity_tokens = len(tables[0]) * self.block_size
         self._requests[request] = None
-        self._set_alarm(request, held)
+        self._committer.start(request, held)
 
     def _allocate(self, num_blocks: int) -> list[list[int]] | None:
         """So many blocks for each group, evicting for them; None if there are not enough now."""
@@ -353,36 +338,3 @@ class KVCacheManager:
         if new is None:
             self.cache.unpin(sources)
         return new
-
-    def _share_full_blocks(self, request: Request, held: RequestBlocks) -> None:
-        size, start, end = self.block_size, held.num_inserted, request.num_committed_tokens // self.block_size
-        if held.node is not None and end > start:
-            tokens = array("I", request.token_ids[start * size : end * size]).tobytes()
-            held.node = self.cache.insert(
-                held.node, tokens, [table[start:end] for table in request.block_table]
-            )
-            held.num_inserted = end
-
-    def _release_behind_windows(self, request: Request, held: RequestBlocks) -> None:
-        for window, groups in self._window_groups.items():
-            start = held.first_kept[window]
-            end = first_block_needed(request.num_committed_tokens, window, self.block_size)
-            if end > start:
-                held.first_kept[window] = end
-                ids: list[int] = []
-                for group in groups:
-                    table = request.block_table[group]
-                    ids += table[start:end]
-                    table[start:end] = [-1] * (end - start)
-                self.pool.decref(ids, request.last_step_id)
-                self.cache.release(ids)
-
-    def _set_alarm(self, request: Request, held: RequestBlocks) -> None:
-        wake = NEVER
-        if held.node is not None:
-            end = (held.num_inserted + 1) * self.block_size
-            answer_run = (ANSWER_RUN_BLOCKS - 1) * self.block_size
-            wake = end if end <= request.num_prompt_tokens else end + answer_run
-        for window, first in held.first_kept.items():
-            wake = min(wake, (first + 1) * self.block_size + window - 1)
-        held.wake_tokens = wake
