@@ -132,7 +132,9 @@ class Scheduler:
                 continue
             start = request.num_computed_tokens
             wanted = len(request.token_ids) + request.num_placeholders - start - _held_back(request)
-            if wanted < 2 - _held_back(request) or (request.num_steps_in_flight and not request.may_run_ahead):
+            if wanted < 2 - _held_back(request) or (
+                request.num_steps_in_flight and not request.may_run_ahead
+            ):
                 continue
             num_tokens = self._chunk(step, start, wanted)
             if num_tokens <= 0:

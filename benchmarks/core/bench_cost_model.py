@@ -1,0 +1,86 @@
+"""Does the cost model predict steps it was not fitted to?
+
+    OMP_NUM_THREADS=2 python benchmarks/core/bench_cost_model.py [--model smollm2]
+
+Runs the engine over one mix of prompts and streams to fit the model, then over other mixes (other batch sizes, prompt
+lengths, chunk sizes) with learning switched off, and prints the relative error of the predicted step time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+
+import msgspec
+
+from headrace.config import EngineConfig
+from headrace.core.cost_model import CostModel, StepFeatures
+from headrace.core.output import EngineCoreRequest
+from headrace.engine.assemble import build_engine_core
+from headrace.engine.engine_core import EngineCore
+from headrace.sampling_params import SamplingParams
+
+Observation = tuple[StepFeatures, float]
+
+
+class Recorder(CostModel):
+    """A cost model that also remembers what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Observation] = []
+
+    def observe(self, features: StepFeatures, elapsed_ms: float) -> None:
+        self.seen.append((msgspec.structs.replace(features), elapsed_ms))
+        super().observe(features, elapsed_ms)
+
+
+def run_mix(core: EngineCore, rng: random.Random, count: int, prompts: tuple[int, int], outputs: int, wave: int) -> None:
+    """Requests of random lengths, some of them arriving later, until all are done."""
+    names = iter(range(count))
+    pending = count
+    while pending or core.has_work():
+        for _ in range(min(pending, rng.randint(1, wave))):
+            number, output = next(names), rng.randint(2, outputs)
+            ids = [rng.randrange(1000, 40000) for _ in range(rng.randint(*prompts))]
+            params = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True)
+            core.add_request(EngineCoreRequest(f"{prompts}{number}", ids, params, output))
+            pending -= 1
+        for _ in range(rng.randint(1, 12)):
+            core.step()
+
+
+def summary(model: CostModel, seen: list[Observation]) -> str:
+    errors = sorted(abs(model.predict_ms(features) / ms - 1) for features, ms in seen)
+    at = lambda q: 100 * errors[min(len(errors) - 1, int(q * len(errors)))]  # noqa: E731
+    return f"{len(errors)} steps, relative error P50 {at(0.5):.1f} %, P90 {at(0.9):.1f} %, P99 {at(0.99):.1f} %"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    args = parser.parse_args()
+    config = EngineConfig.from_options(model=args.model, max_steps_outstanding=1, enable_prefix_caching=False)
+    core = build_engine_core(config)
+    recorder = Recorder()
+    core.scheduler.cost_model = recorder
+    core.scheduler.batching._cost_model = recorder  # type: ignore[union-attr]
+    rng = random.Random(0)
+    run_mix(core, rng, 60, (4, 700), 24, 3)
+    fitted = CostModel()
+    for features, ms in recorder.seen:
+        fitted.observe(features, ms)
+    print("fitted to:   ", summary(fitted, recorder.seen))
+    for label, count, prompts, outputs, wave in (
+        ("many streams", 48, (4, 40), 40, 24),
+        ("long prompts", 8, (900, 1500), 12, 2),
+        ("few streams", 6, (100, 300), 40, 2),
+    ):
+        recorder.seen.clear()
+        run_mix(core, rng, count, prompts, outputs, wave)
+        print(f"{label:13s}", summary(fitted, recorder.seen))
+    core.shutdown()
+
+
+if __name__ == "__main__":
+    main()
