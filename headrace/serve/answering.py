@@ -14,8 +14,8 @@ from headrace.engine.output_processor import RequestOutputKind
 from headrace.outputs import RequestOutput
 from headrace.serve.chunks import error_event
 from headrace.serve.connection import until_gone
-from headrace.serve.errors import ApiError, ClientGone, api_error, json_response
-from headrace.serve.job import AnswerFormat, Job
+from headrace.serve.errors import ClientGone, api_error, json_response
+from headrace.serve.job import AnswerFormat, Job, end_of
 
 # A refusal by the engine core comes within a step or two and should be an HTTP status, not an event in a stream.
 _STATUS_WAIT_S = 2.0
@@ -24,6 +24,8 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+DIRECT_SEND = "headrace.direct_send"
 
 News = list[tuple[int, RequestOutput]]
 
@@ -55,19 +57,16 @@ async def _gather(mailbox: Mailbox, num_prompts: int) -> list[RequestOutput]:
     """All finished outputs, in the prompts' order."""
     outputs: dict[int, RequestOutput] = {}
     while not mailbox.is_done:
-        news = await mailbox.get()
-        _check(news)
-        outputs.update(news)
+        outputs.update(await mailbox.get())
     mailbox.close()
     return [outputs[index] for index in range(num_prompts)]
 
 
 def _check(news: News) -> None:
-    """Raises ApiError 500 if the engine failed on one of these requests."""
+    """Raises ApiError 500 if the engine failed on one of these requests already."""
     for _, output in news:
         for part in output.outputs:
-            if part.finish_reason == "error":
-                raise ApiError(500, part.error or "the engine failed on this request", code="engine_error")
+            end_of(part)
 
 
 class EventStream(Response):
@@ -85,7 +84,8 @@ class EventStream(Response):
         watcher = asyncio.create_task(self._watch(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-            await self._send_all(send)
+            # Middleware may add headers above; it has nothing to do with the body, which is sent past it.
+            await self._send_all(scope.get(DIRECT_SEND, send))
         except ClientGone:
             pass
         finally:
@@ -101,7 +101,6 @@ class EventStream(Response):
         data = form.opening()
         try:
             while True:
-                _check(news)
                 for index, output in news:
                     data += form.events(index, output)
                 if mailbox.is_done:

@@ -12,8 +12,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.serve import generation_routes, probe_routes, token_routes
+from headrace.serve.answering import DIRECT_SEND
 from headrace.serve.body import read_body
 from headrace.serve.connection import while_connected
 from headrace.serve.context import ServerContext
@@ -44,8 +46,18 @@ POST_ROUTES: dict[str, Poster] = {
 }
 
 
-def build_app(context: ServerContext) -> Starlette:
+def build_app(context: ServerContext) -> ASGIApp:
     """The application over one engine."""
+    inner = _build_router(context)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DIRECT_SEND] = send
+        await inner(scope, receive, send)
+
+    return app
+
+
+def _build_router(context: ServerContext) -> Starlette:
     routes = [Route(path, _get(context, handler, is_open=True)) for path, handler in OPEN_ROUTES.items()]
     routes += [Route(path, _get(context, handler, is_open=False)) for path, handler in GET_ROUTES.items()]
     routes += [

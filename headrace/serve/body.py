@@ -100,7 +100,7 @@ def _spell(kinds: str) -> str:
 
 
 def _unknown_field(name: str, path: str, kind: type[msgspec.Struct]) -> ApiError:
+    near = [] if path else difflib.get_close_matches(name, kind.__struct_fields__, n=1, cutoff=0.6)
     name = f"{path}.{name}" if path else name
-    near = difflib.get_close_matches(name, kind.__struct_fields__, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else "; leave it out"
     return ApiError(400, f"unknown field {name[:100]!r}{hint}", param=name[:100], code="unknown_field")

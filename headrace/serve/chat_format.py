@@ -8,7 +8,7 @@ from typing import Any
 from headrace.engine.front_end import FrontEnd
 from headrace.outputs import CompletionOutput, RequestOutput
 from headrace.serve.chunks import to_json
-from headrace.serve.job import AnswerFormat
+from headrace.serve.job import AnswerFormat, end_of
 from headrace.serve.logprobs import chat_logprobs, prompt_logprobs
 from headrace.serve.protocol import ChatRequest
 from headrace.serve.usage import usage_of
@@ -52,8 +52,7 @@ class ChatFormat(AnswerFormat):
             "index": answer.index,
             "message": {"role": "assistant", "content": answer.text, "refusal": None},
             "logprobs": self._logprobs(answer),
-            "finish_reason": answer.finish_reason,
-            "stop_reason": answer.stop_reason,
+            **end_of(answer),
         }
         if self.wants_token_ids:
             choice["token_ids"] = answer.token_ids
@@ -64,39 +63,31 @@ class ChatFormat(AnswerFormat):
         delta = {"role": "assistant", "content": ""}
         return b"".join([self._event({"index": i, "delta": delta}) for i in range(self.n)])
 
-    def events(self, index: int, output: RequestOutput) -> bytes:
-        """Chunks for each answer with news; the reason of its end comes in a chunk of its own."""
-        self.usage.add(index, output)
+    def text_parts(self, number: int) -> tuple[bytes, bytes]:
+        """What stands around the text of a chunk."""
+        return self.envelope.text_event_parts(
+            b'{"index":%d,"delta":{"content":' % number, b'},"logprobs":null,"finish_reason":null}'
+        )
+
+    def detailed_events(self, number: int, output: RequestOutput, answer: CompletionOutput) -> bytes:
+        """Content; the reason of an answer's end comes in a chunk of its own."""
         events = b""
         if self.wants_token_ids and not self._has_opened:
             self._has_opened = True
-            head = self._event({"index": 0, "delta": {}, "prompt_token_ids": output.prompt_token_ids})
-            events += head
-        for answer in output.outputs:
-            events += self._content(answer)
-            if answer.finish_reason is not None:
-                end = {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
-                events += self._event({"index": answer.index, "delta": {}, **end})
+            events = self._event({"index": 0, "delta": {}, "prompt_token_ids": output.prompt_token_ids})
+        if answer.text or (answer.token_ids and (self._wants_logprobs or self.wants_token_ids)):
+            events += self._event(self._content(answer))
+        if answer.finish_reason is not None:
+            events += self._event({"index": number, "delta": {}, **end_of(answer)})
         return events
 
-    def _content(self, answer: CompletionOutput) -> bytes:
-        has_more = self._wants_logprobs or self.wants_token_ids
-        if not has_more:
-            if not answer.text:
-                return b""
-            return self.envelope.event(
-                b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
-                % (answer.index, to_json(answer.text)),
-                self.running_usage,
-            )
-        if not answer.token_ids and not answer.text:
-            return b""
+    def _content(self, answer: CompletionOutput) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": answer.index, "delta": {"content": answer.text}}
         if self._wants_logprobs:
             choice["logprobs"] = self._logprobs(answer)
         if self.wants_token_ids:
             choice["token_ids"] = answer.token_ids
-        return self._event(choice)
+        return choice
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         whole = {"logprobs": None, "finish_reason": None, **choice}

@@ -28,6 +28,14 @@ class ChunkEnvelope:
         self._start = b"data: " + to_json(head)[:-1] + b',"choices":['
         self._plain_end = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
 
+    def text_event_parts(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
+        """What stands before and after a text in chunks that differ in their text alone.
+
+        Args:
+            before, after: the rest of the choice, around the text.
+        """
+        return self._start + before, after + self._plain_end
+
     def event(self, choice: bytes, usage: dict[str, Any] | None = None) -> bytes:
         """One chunk with one choice, given as JSON."""
         if usage is None:

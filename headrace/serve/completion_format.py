@@ -9,7 +9,7 @@ from headrace.engine.front_end import FrontEnd
 from headrace.outputs import CompletionOutput, RequestOutput
 from headrace.serve.chunks import to_json
 from headrace.serve.echo import PromptEcho
-from headrace.serve.job import AnswerFormat
+from headrace.serve.job import AnswerFormat, end_of
 from headrace.serve.logprobs import CompletionLogprobs, prompt_logprobs
 from headrace.serve.protocol import CompletionRequest
 from headrace.serve.usage import usage_of
@@ -32,8 +32,6 @@ class CompletionFormat(AnswerFormat):
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
         self._logprobs: dict[int, CompletionLogprobs] = {}
         self._opened: set[int] = set()
-
-    # ---- whole
 
     def body(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The answer's object."""
@@ -72,9 +70,10 @@ class CompletionFormat(AnswerFormat):
         return choice
 
     def _end(self, answer: CompletionOutput) -> dict[str, Any]:
+        end = end_of(answer)
         if not self._has_answer:
             return {"finish_reason": answer.finish_reason and "length", "stop_reason": None}
-        return {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
+        return end
 
     def _lists(self, number: int) -> CompletionLogprobs:
         lists = self._logprobs.get(number)
@@ -82,20 +81,21 @@ class CompletionFormat(AnswerFormat):
             lists = self._logprobs[number] = CompletionLogprobs(self.names, self._num_top or 0)
         return lists
 
-    # ---- streamed
+    def text_parts(self, number: int) -> tuple[bytes, bytes]:
+        """What stands around the text of a chunk."""
+        return self.envelope.text_event_parts(
+            b'{"index":%d,"text":' % number, b',"logprobs":null,"finish_reason":null}'
+        )
 
-    def events(self, index: int, output: RequestOutput) -> bytes:
-        """One chunk for each answer with news."""
-        self.usage.add(index, output)
-        return b"".join([self._events_of(index * self.n + a.index, output, a) for a in output.outputs])
-
-    def _events_of(self, number: int, output: RequestOutput, answer: CompletionOutput) -> bytes:
+    def detailed_events(self, number: int, output: RequestOutput, answer: CompletionOutput) -> bytes:
+        """The prompt first, if it is wanted; then the answer's chunk."""
+        events = b""
         if number not in self._opened:
             self._opened.add(number)
             opening = self._opening_choice(number, output)
             if opening is not None:
-                return self.envelope.event(to_json(opening), self.running_usage) + self._event(number, answer)
-        return self._event(number, answer)
+                events = self.envelope.event(to_json(opening), self.running_usage)
+        return events + self._event(number, answer)
 
     def _opening_choice(self, number: int, output: RequestOutput) -> dict[str, Any] | None:
         """The prompt, when it is wanted before the answer."""
@@ -114,16 +114,10 @@ class CompletionFormat(AnswerFormat):
 
     def _event(self, number: int, answer: CompletionOutput) -> bytes:
         if not self._has_answer:
-            answer = CompletionOutput(answer.index, "", [], finish_reason=answer.finish_reason and "length")
-        usage = self.running_usage
-        if answer.finish_reason is None and self._num_top is None and not self.wants_token_ids:
-            if not answer.text:
-                return b""
-            return self.envelope.event(
-                b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
-                % (number, to_json(answer.text)),
-                usage,
-            )
+            answer = CompletionOutput(answer.index, "", [], **self._end(answer))
+        is_empty = not answer.text and answer.finish_reason is None
+        if is_empty and self._num_top is None and not self.wants_token_ids:
+            return b""
         choice = {"index": number, "text": answer.text, "logprobs": None, **self._end(answer)}
         if self._num_top is not None and self._has_answer:
             lists = self._lists(number)
@@ -131,7 +125,7 @@ class CompletionFormat(AnswerFormat):
             choice["logprobs"] = lists.take()
         if self.wants_token_ids:
             choice["token_ids"] = answer.token_ids
-        return self.envelope.event(to_json(choice), usage)
+        return self.envelope.event(to_json(choice), self.running_usage)
 
     def report_usage(self) -> dict[str, Any]:
         """Usage so far."""

@@ -12,9 +12,10 @@ from typing import Any
 from headrace import __version__
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.prompts import ParsedPrompt
-from headrace.outputs import RequestOutput
+from headrace.outputs import CompletionOutput, RequestOutput
 from headrace.sampling_params import SamplingParams
-from headrace.serve.chunks import DONE, ChunkEnvelope
+from headrace.serve.chunks import DONE, ChunkEnvelope, to_json
+from headrace.serve.errors import ApiError
 from headrace.serve.logprobs import TokenNames
 from headrace.serve.protocol import GenerationRequest
 from headrace.serve.usage import UsageCounter
@@ -43,12 +44,21 @@ class AnswerFormat(abc.ABC):
         }
         self._wants_usage = options is not None and bool(options.include_usage)
         self._wants_running_usage = options is not None and bool(options.continuous_usage_stats)
+        self._is_text_only = not (
+            self._wants_running_usage or self.wants_token_ids or self.has_logprobs(request)
+        )
+        self._text_parts: dict[int, tuple[bytes, bytes]] = {}
         self.usage = UsageCounter()
         self.envelope = ChunkEnvelope(self.head(self.chunk_name), self._wants_usage)
 
     def head(self, object_name: str) -> dict[str, Any]:
         """The fields that open each body and chunk."""
         return {"id": self.response_id, "object": object_name, **self._head}
+
+    @staticmethod
+    def has_logprobs(request: GenerationRequest) -> bool:
+        """Whether chunks hold log-probabilities."""
+        return getattr(request, "logprobs", None) not in (None, False)
 
     @abc.abstractmethod
     def body(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -58,9 +68,31 @@ class AnswerFormat(abc.ABC):
         """Events before the first token."""
         return b""
 
-    @abc.abstractmethod
     def events(self, index: int, output: RequestOutput) -> bytes:
-        """Events for the new parts in ``output``, of prompt number ``index``; may be empty."""
+        """Events for the new parts in ``output``, of prompt number ``index``; may be empty.
+
+        Raises: ApiError 500 if the engine failed on it.
+        """
+        self.usage.add(index, output)
+        data = b""
+        for answer in output.outputs:
+            number = index * self.n + answer.index
+            parts = self._text_parts.get(number)
+            if parts is None or answer.finish_reason is not None:
+                data += self.detailed_events(number, output, answer)
+                if self._is_text_only:
+                    self._text_parts[number] = self.text_parts(number)
+            elif answer.text:
+                data += parts[0] + to_json(answer.text) + parts[1]
+        return data
+
+    @abc.abstractmethod
+    def text_parts(self, number: int) -> tuple[bytes, bytes]:
+        """What stands around the text in a chunk of choice ``number`` that holds nothing else."""
+
+    @abc.abstractmethod
+    def detailed_events(self, number: int, output: RequestOutput, answer: CompletionOutput) -> bytes:
+        """Events for one answer's news, when they are its first or last or hold more than text."""
 
     def closing(self) -> bytes:
         """Events after the last token."""
@@ -75,6 +107,13 @@ class AnswerFormat(abc.ABC):
     def running_usage(self) -> dict[str, Any] | None:
         """Usage so far if each chunk should tell it (``continuous_usage_stats``)."""
         return self.report_usage() if self._wants_running_usage else None
+
+
+def end_of(answer: CompletionOutput) -> dict[str, Any]:
+    """The fields that tell why an answer ended, or that it has not. Raises ApiError 500 if the engine failed on it."""
+    if answer.finish_reason == "error":
+        raise ApiError(500, answer.error or "the engine failed on this request", code="engine_error")
+    return {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from headrace.tokenizer import Tokenizer
 MAX_PROMPTS = 2048
 _FORMS = "a string, a list of strings, a list of token ids or a list of such lists"
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-# A text this much longer than the context (in characters a token) is measured before it is tokenized.
-_SUSPICIOUS_CHARS = 8
 
 
 def completion_prompts(request: CompletionRequest, front_end: FrontEnd) -> list[ParsedPrompt]:
@@ -111,23 +109,18 @@ def _checked_messages(request: ChatRequest | TokenizeRequest, tokenizer: Tokeniz
 
 
 def refuse_hopeless(text: str, front_end: FrontEnd) -> None:
-    """Refuse a text so long that it cannot fit whatever its tokens are, before it is tokenized.
+    """Refuse a text that cannot fit whatever its tokens are, before it is tokenized.
 
     Raises: RequestError "context_length_exceeded".
     """
     limit = front_end.max_model_len
-    if front_end.tokenizer is None or len(text) <= _SUSPICIOUS_CHARS * limit:
+    if front_end.tokenizer is None or len(text) <= limit:
         return
-    longest = longest_token_bytes(front_end.tokenizer)
-    if len(text) > longest * limit:
+    least = front_end.tokenizer.min_num_tokens(text)
+    if least >= limit:
         raise RequestError(
-            f"the prompt has {len(text)} characters, so at least {len(text) // longest} tokens, but prompt and answer "
-            f"together may have at most {limit} (max_model_len): shorten it",
+            f"the prompt has {len(text)} characters, so at least {least} tokens, but prompt and answer together may "
+            f"have at most {limit} (max_model_len): shorten it",
             param="prompt",
             code="context_length_exceeded",
         )
-
-
-def longest_token_bytes(tokenizer: Tokenizer) -> int:
-    """Bytes of the vocabulary's longest token."""
-    return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)) or 1

@@ -17,10 +17,12 @@ class UsageCounter:
         self._num_completion_tokens = 0
 
     def add(self, index: int, output: RequestOutput) -> None:
-        """Count an output: the tokens in it are new."""
-        self._prompts[index] = len(output.prompt_token_ids)
-        self._cached[index] = max(self._cached.get(index, 0), output.num_cached_tokens)
-        self._num_completion_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+        """Count an output: the tokens in it are new. Called for every token of a stream."""
+        if index not in self._prompts:
+            self._prompts[index] = len(output.prompt_token_ids)
+            self._cached[index] = output.num_cached_tokens
+        for answer in output.outputs:
+            self._num_completion_tokens += len(answer.token_ids)
 
     def report(self, counts_answers: bool = True) -> dict[str, Any]:
         """The usage object."""
