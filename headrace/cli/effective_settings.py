@@ -61,7 +61,7 @@ class _Choices:
 
     def all(self) -> dict[str, tuple[Any, str]]:
         """{setting: (value, why)} for those that the engine chooses."""
-        return {**self._of_model(), **self._of_machine()}
+        return {**self._of_model(), **self._of_machine(), **self._of_kv_memory()}
 
     def _of_model(self) -> dict[str, tuple[Any, str]]:
         model = self.config.model
@@ -96,4 +96,37 @@ class _Choices:
             choices["threads"] = (platform.default_num_threads(), "physical cores that this process may use")
         if config.scheduler.max_prefill_chunk is None:
             choices["max_prefill_chunk"] = (config.scheduler.max_num_batched_tokens, "max_num_batched_tokens")
+        return choices
+
+    def _of_kv_memory(self) -> dict[str, tuple[Any, str]]:
+        """On a GPU the memory is measured at start, after the weights are in place: nothing to tell before that."""
+        from headrace.runtime.kv_cache import kv_cache_specs_for
+        from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
+
+        config, arch = self.config, self.architecture
+        cache, scheduler = config.cache, config.scheduler
+        dtype = self.platform.resolve_dtype(config.model.dtype, arch.torch_dtype)
+        if cache.kv_cache_dtype != "auto":
+            dtype = self.platform.resolve_dtype(cache.kv_cache_dtype, None)
+        specs = kv_cache_specs_for(
+            arch.layer_windows, arch.num_kv_heads, arch.head_dim, cache.block_size, dtype
+        )
+        chunk = min(
+            scheduler.max_num_batched_tokens, scheduler.max_prefill_chunk or scheduler.max_num_batched_tokens
+        )
+        length = resolve_max_model_len(config.model, arch)
+        size = RequestSize(specs, cache.block_size, length, chunk * scheduler.max_steps_outstanding)
+        is_open = cache.num_kv_blocks is None and cache.kv_cache_bytes is None
+        if is_open and self.platform.name != "cpu":
+            measured = "measured at start: gpu_memory_utilization less the weights and the largest step"
+            return {"kv_cache_bytes": (None, measured), "num_kv_blocks": (None, measured)}
+        one_request = size.blocks(length) * size.bytes_per_block
+        budget = cpu_budget_bytes(self.platform.available_memory_bytes(), one_request) if is_open else 0
+        count = num_kv_blocks(cache, size, budget, "free memory")
+        choices: dict[str, tuple[Any, str]] = {}
+        if cache.num_kv_blocks is None:
+            choices["num_kv_blocks"] = (count, f"kv_cache_bytes in blocks of {size.bytes_per_block} bytes")
+        if cache.kv_cache_bytes is None or cache.num_kv_blocks is not None:
+            why = "a share of the memory that is free now" if is_open else "num_kv_blocks"
+            choices["kv_cache_bytes"] = (count * size.bytes_per_block, why)
         return choices

@@ -49,3 +49,19 @@ def test_text(headrace: CommandLine) -> None:
 
 def test_a_context_beyond_the_models(headrace: CommandLine) -> None:
     assert "8192" in headrace.fails("explain", "smollm2", "--device", "cpu", "--max-model-len", "9000")
+
+
+def test_kv_memory(headrace: CommandLine) -> None:
+    bytes_per_block = 16 * 30 * 2 * 3 * 64 * 4  # tokens, layers, keys and values, KV heads, head size, fp32
+    found = rows(
+        headrace, "--device", "cpu", "--dtype", "float32", "--kv-cache-bytes", str(520 * bytes_per_block + 1)
+    )
+    assert found["num_kv_blocks"]["value"] == 520
+    found = rows(headrace, "--device", "cpu", "--dtype", "float32", "--num-kv-blocks", "600")
+    assert found["kv_cache_bytes"]["value"] == 600 * bytes_per_block
+    found = rows(headrace, "--device", "cpu", "--dtype", "float32")
+    assert found["kv_cache_bytes"]["value"] == int(str(found["num_kv_blocks"]["value"])) * bytes_per_block
+    message = headrace.fails(
+        "explain", "--device", "cpu", "--dtype", "float32", "--kv-cache-bytes", "1000000"
+    )
+    assert "max_model_len" in message
