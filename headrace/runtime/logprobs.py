@@ -60,7 +60,10 @@ def compute_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> Logp
     """
     count = min(MAX_LOGPROBS, logits.shape[1]) if max(num_top) > 0 else 0
     own = logits.gather(1, tokens[:, None])
-    parts = [_part_of(logits[part], own[part, 0], count) for part in row_parts(*logits.shape, logits.device)]
+    parts = [
+        _part_of(logits[part], own[part, 0], count)
+        for part in row_parts(len(logits), logits.shape[1], logits.device)
+    ]
     normalizers, ranks, values, ids = (torch.cat(column) for column in zip(*parts, strict=True))
     rows = [row for row, wanted in enumerate(num_top) if wanted == WHOLE_VOCABULARY]
     whole = torch.tensor(rows, dtype=torch.int64, device=logits.device)
