@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from headrace.errors import ConfigError
+from headrace.parallel.state import Communicator, SoloCommunicator
 
 Op = Callable[..., None]
 
@@ -25,8 +26,6 @@ OP_FILES = {
     "rope_and_store": "rope_and_store",
     "attention": "attention",
     "gated_act": "activation",
-    "add": "elementwise",
-    "cast": "elementwise",
     "soft_cap": "elementwise",
     "copy_blocks": "copy_blocks",
 }
@@ -34,7 +33,10 @@ OP_FILES = {
 
 
 class Ops:
-    """One attribute per op of ``OP_FILES``; see the reference functions for arguments, shapes and dtypes."""
+    """One attribute per op of ``OP_FILES``; see the reference functions for arguments, shapes and dtypes.
+
+    Collectives are ops, too, so that they are recorded like the others; see ``Communicator``.
+    """
 
     embedding: Op
     gather_rows: Op
@@ -44,28 +46,38 @@ class Ops:
     rope_and_store: Op
     attention: Op
     gated_act: Op
-    add: Op
-    cast: Op
     soft_cap: Op
     copy_blocks: Op
+    all_reduce: Op
+    all_gather: Op
 
     def __init__(self, table: dict[str, Op]) -> None:
-        missing = sorted(OP_FILES.keys() - table.keys())
+        missing = sorted(Ops.__annotations__.keys() - table.keys())
         assert not missing, f"ops without an implementation: {missing}"
         self.table = table
         for name, op in table.items():
             setattr(self, name, op)
 
     @classmethod
-    def for_device(cls, device: torch.device | str, kernels: str = "auto") -> Ops:
+    def for_device(
+        cls,
+        device: torch.device | str,
+        kernels: str = "auto",
+        communicator: Communicator | None = None,
+    ) -> Ops:
         """The fastest ops for a device ("auto"), or plain torch ones ("reference").
 
-        Raises: ConfigError for another choice.
+        Args:
+            communicator: of the ranks that share the model's layers; None: one rank.
+
+        Raises: ConfigError for another choice of kernels.
         """
         if kernels not in ("auto", "reference"):
             raise ConfigError(f"kernels must be 'auto' or 'reference'; got {kernels!r}")
         kinds = ["reference"] if kernels == "reference" else _kinds(torch.device(device).type)
-        return cls({name: _find(name, stem, kinds) for name, stem in OP_FILES.items()})
+        table = {name: _find(name, stem, kinds) for name, stem in OP_FILES.items()}
+        group = communicator or SoloCommunicator()
+        return cls(table | {"all_reduce": group.all_reduce, "all_gather": group.all_gather})
 
 
 _KINDS: dict[str, list[str]] = {"cpu": ["reference"], "cuda": ["reference"]}

@@ -6,14 +6,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from headrace.attention.base import AttentionShape
 from headrace.attention.metadata import ForwardBatch
+from headrace.checkpoint.model_config import ModelArchitecture
 from headrace.layers.context import LayerContext
-from headrace.layers.linear import QKVParallelLinear, RowParallelLinear, share_kv_heads
+from headrace.layers.linear import QKVParallelLinear, RowParallelLinear
 from headrace.layers.norm import load_norm_weight
 
 
-class KVCacheViews(Protocol):
+class LayerCaches(Protocol):
     """What attention layers need of the KV cache (``runtime/kv_cache.py``)."""
 
     def layer_group(self, layer_id: int) -> int:
@@ -28,61 +28,47 @@ class Attention:
 
     Args:
         ctx: what layers are built from.
-        name: the module of the checkpoint.
+        arch: heads, biases, query-key norms, scale and soft cap.
         layer_id: number of the layer, by which the KV cache knows it.
-        hidden_size: width of the residual stream.
-        shape: heads of the whole model.
+        name: the module of the checkpoint.
         cos_sin: [P, D] rotary table.
-        scale: multiplier of query-key products.
-        soft_cap: tanh cap of scaled scores, or None.
-        has_qkv_bias, has_output_bias: whether those projections have biases.
-        qk_norm_eps: eps of the per-head norms q_norm and k_norm; None: there are none.
     """
 
     def __init__(
-        self,
-        ctx: LayerContext,
-        name: str,
-        layer_id: int,
-        hidden_size: int,
-        shape: AttentionShape,
-        cos_sin: Tensor,
-        *,
-        scale: float,
-        soft_cap: float | None = None,
-        has_qkv_bias: bool = False,
-        has_output_bias: bool = False,
-        qk_norm_eps: float | None = None,
+        self, ctx: LayerContext, arch: ModelArchitecture, layer_id: int, name: str, cos_sin: Tensor
     ) -> None:
         self._ops = ctx.ops
         self._layer_id = layer_id
         self._cos_sin = cos_sin
-        self._scale = scale
-        self._soft_cap = soft_cap
-        self._eps = qk_norm_eps or 0.0
+        self._eps = arch.rms_norm_eps
+        self._scale, self._soft_cap = arch.query_scale, arch.attn_logit_softcap
         self._q_norm = self._k_norm = None
-        if qk_norm_eps is not None:
-            self._q_norm = load_norm_weight(ctx, f"{name}.q_norm", shape.head_dim)
-            self._k_norm = load_norm_weight(ctx, f"{name}.k_norm", shape.head_dim)
-        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        self._qkv = QKVParallelLinear(ctx, name, hidden_size, *heads, has_bias=has_qkv_bias, out="qkv")
-        width = shape.num_heads * shape.head_dim
-        self._output = RowParallelLinear(
-            ctx, f"{name}.o_proj", width, hidden_size, has_bias=has_output_bias, out="block"
+        if arch.qk_norm:
+            self._q_norm = load_norm_weight(ctx, f"{name}.q_norm", arch.head_dim)
+            self._k_norm = load_norm_weight(ctx, f"{name}.k_norm", arch.head_dim)
+        heads, kv_heads, head_dim = arch.num_attention_heads, arch.num_kv_heads, arch.head_dim
+        self._qkv = QKVParallelLinear(
+            ctx, name, arch.hidden_size, heads, kv_heads, head_dim, has_bias=arch.attention_bias
         )
-        local = local_shape(ctx, shape)
-        self._heads = (local.num_heads, local.num_kv_heads, local.head_dim)
-        self._attended = ctx.buffer("attended", local.num_heads * local.head_dim)
+        self._output = RowParallelLinear(
+            ctx, f"{name}.o_proj", heads * head_dim, arch.hidden_size, has_bias=arch.attention_output_bias
+        )
+        query_share = ctx.parallel.share(heads, "attention heads")
+        kv_share = ctx.parallel.kv_share(kv_heads)
+        self._heads = (query_share.stop - query_share.start, kv_share.stop - kv_share.start, head_dim)
+        self._projected = ctx.buffer("qkv", self._qkv.num_outputs)
+        self._attended = ctx.buffer("attended", self._heads[0] * head_dim)
 
-    def bind_kv_cache(self, kv_cache: KVCacheViews) -> None:
+    def bind(self, caches: LayerCaches) -> None:
         """Takes the layer's views of the cache, before the first call."""
-        self._group = kv_cache.layer_group(self._layer_id)
-        self._k_cache, self._v_cache = kv_cache.layer_views(self._layer_id)
+        self._group = caches.layer_group(self._layer_id)
+        self._k_cache, self._v_cache = caches.layer_views(self._layer_id)
 
-    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [T, hidden_size]; the keys and values of ``batch`` enter the cache."""
-        group = batch.groups[self._group]
-        qkv, attended = self._qkv(x), self._attended.rows
+    def __call__(self, x: Tensor, batch: ForwardBatch, out: Tensor) -> None:
+        """x, out: [T, E], may be the same; the keys and values of ``batch`` enter the cache."""
+        group, num_tokens = batch.groups[self._group], batch.num_tokens
+        qkv, attended = self._projected.rows(num_tokens), self._attended.rows(num_tokens)
+        self._qkv(x, qkv)
         self._ops.rope_and_store(
             qkv,
             self._q_norm,
@@ -98,15 +84,4 @@ class Attention:
         self._ops.attention(
             qkv, self._k_cache, self._v_cache, group.plan, attended, *self._heads, self._scale, self._soft_cap
         )
-        return self._output(attended)
-
-
-def local_shape(ctx: LayerContext, shape: AttentionShape) -> AttentionShape:
-    """This rank's heads of the whole model's ``shape``.
-
-    Raises:
-        ConfigError: the heads cannot be shared out among the ranks.
-    """
-    query_heads = ctx.parallel.share(shape.num_heads, "attention heads")
-    kv_heads = share_kv_heads(ctx.parallel, shape.num_kv_heads)
-    return AttentionShape(query_heads.stop - query_heads.start, kv_heads.stop - kv_heads.start, shape.head_dim)
+        self._output(attended, out)

@@ -26,7 +26,8 @@ class LayerContext:
         device: where both are.
         arena: the buffers of activations.
         parallel: this rank.
-        max_model_len: tokens that rotary tables must cover; None: the context that the checkpoint vouches for.
+        max_model_len: tokens that rotary tables must cover; None, until the model fills it in: the context that the
+            checkpoint vouches for.
         quantization: the checkpoint's own description of it; set by the model.
     """
 

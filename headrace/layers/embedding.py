@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.kernels.arena import Buffer
 from headrace.layers.context import LayerContext
 from headrace.parallel.state import ParallelState
 from headrace.quant.base import LoadedLinear, Shard, select_method
 from headrace.quant.unquantized import DenseLinear
+
+_HALF = (torch.bfloat16, torch.float16)
 
 
 class VocabParallelEmbedding:
@@ -19,34 +22,28 @@ class VocabParallelEmbedding:
         name: the module of the checkpoint.
         vocab_size, hidden_size: the table's shape.
         scale: multiplier of the rows.
-        out: name of the buffer that outputs go to.
 
     Attributes:
         weight: [this rank's rows, hidden_size]. A table stored in a narrower float type stays so: rows widen as they
             are looked up, with the same result.
     """
 
-    def __init__(
-        self, ctx: LayerContext, name: str, vocab_size: int, hidden_size: int, *, scale: float, out: str
-    ) -> None:
+    def __init__(self, ctx: LayerContext, name: str, vocab_size: int, hidden_size: int, scale: float) -> None:
         rows = share_vocabulary(ctx.parallel, vocab_size)
         stored = ctx.weights.get(f"{name}.weight", (rows,), shape=(vocab_size, hidden_size))
         dtype = ctx.dtype
-        if stored.tensor is not None and stored.tensor.is_floating_point():
-            dtype = min(dtype, stored.tensor.dtype, key=lambda kind: kind.itemsize)
+        if stored.tensor is not None and stored.tensor.dtype in _HALF and dtype not in _HALF:
+            dtype = stored.tensor.dtype
         self.weight = stored.dequantize(dtype, ctx.device)
         self._ops = ctx.ops
         self._scale = scale
         self._first_row = rows.start if ctx.parallel.size > 1 else None
-        self._out = ctx.buffer(out, hidden_size)
 
-    def __call__(self, ids: Tensor) -> Tensor:
-        """[T] int64 -> [T, hidden_size]"""
-        out = self._out.rows
+    def __call__(self, ids: Tensor, out: Tensor) -> None:
+        """ids: [T] int64; out: [T, hidden_size]."""
         self._ops.embedding(ids, self.weight, out, self._scale, self._first_row)
         if self._first_row is not None:
             self._ops.all_reduce(out)
-        return out
 
 
 class ParallelLMHead:
@@ -57,6 +54,7 @@ class ParallelLMHead:
         name: the module of the checkpoint.
         vocab_size, hidden_size: shape of its matrix.
         tied_to: the embedding whose table it shares, instead of a matrix of its own.
+        soft_cap: tanh cap of the logits, or None.
     """
 
     def __init__(
@@ -66,27 +64,32 @@ class ParallelLMHead:
         vocab_size: int,
         hidden_size: int,
         tied_to: VocabParallelEmbedding | None = None,
+        soft_cap: float | None = None,
     ) -> None:
         self._ops = ctx.ops
         self._vocab_size = vocab_size
+        self._soft_cap = soft_cap
         self._is_parallel = ctx.parallel.size > 1
         self._matrix = self._load(ctx, name, (vocab_size, hidden_size), tied_to)
         # Ranks gather equal widths; where the last one has fewer rows, the columns beyond fall off the end.
         width = -(-vocab_size // ctx.parallel.size)
-        self._gathered = ctx.arena.growing(hidden_size, ctx.dtype)
-        self._local = ctx.arena.growing(width, torch.float32)
-        self._all = ctx.arena.growing(width * ctx.parallel.size, torch.float32)
+        # Not of the arena, which would reserve as many rows as a step has tokens.
+        self._chosen = Buffer(hidden_size, ctx.dtype, ctx.device)
+        self._local = Buffer(width, torch.float32, ctx.device)
+        self._all = Buffer(width * ctx.parallel.size, torch.float32, ctx.device)
 
     def __call__(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """hidden [T, E], rows [R] int64 -> [R, V] fp32, valid until the next call."""
         num_rows = len(rows)
-        chosen, logits = self._gathered.take(num_rows), self._local.take(num_rows)
+        chosen, logits = self._chosen.rows(num_rows), self._local.rows(num_rows)
         self._ops.gather_rows(hidden, rows, chosen)
         self._matrix.apply(chosen, logits, 0)
         if self._is_parallel:
-            gathered = self._all.take(num_rows)
+            gathered = self._all.rows(num_rows)
             self._ops.all_gather(logits, gathered)
             logits = gathered[:, : self._vocab_size]
+        if self._soft_cap is not None:
+            self._ops.soft_cap(logits, self._soft_cap)
         return logits
 
     @staticmethod
@@ -95,7 +98,9 @@ class ParallelLMHead:
     ) -> LoadedLinear:
         if tied_to is not None:
             return DenseLinear(ctx.ops, tied_to.weight.to(ctx.dtype), None)
-        shard = Shard(name, shape, share_vocabulary(ctx.parallel, shape[0]), slice(0, shape[1]), has_bias=False)
+        shard = Shard(
+            name, shape, share_vocabulary(ctx.parallel, shape[0]), slice(0, shape[1]), has_bias=False
+        )
         return select_method(ctx.quantization, name).load([shard], ctx.weight_home)
 
 

@@ -8,20 +8,18 @@ from itertools import groupby
 from torch import Tensor
 
 from headrace.layers.context import LayerContext
-from headrace.parallel.state import ParallelState
 from headrace.quant.base import Shard, select_method
 
 
 class Linear:
-    """Shards side by side: x [T, in] -> [T, sum of their rows], in an arena buffer.
+    """Shards side by side: x [T, in] -> out [T, sum of their rows].
 
     Args:
         ctx: what layers are built from.
         shards: this rank's parts, all with the same inputs.
-        out: name of the buffer that outputs go to.
     """
 
-    def __init__(self, ctx: LayerContext, shards: Sequence[Shard], out: str) -> None:
+    def __init__(self, ctx: LayerContext, shards: Sequence[Shard]) -> None:
         self._parts = []
         self.num_outputs = 0
         methods = [(shard, select_method(ctx.quantization, shard.name)) for shard in shards]
@@ -29,13 +27,10 @@ class Linear:
             members = [shard for shard, _ in group]
             self._parts.append((method.load(members, ctx.weight_home), self.num_outputs))
             self.num_outputs += sum(shard.num_rows for shard in members)
-        self._out = ctx.buffer(out, self.num_outputs)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        out = self._out.rows
+    def __call__(self, x: Tensor, out: Tensor) -> None:
         for part, col in self._parts:
             part.apply(x, out, col)
-        return out
 
 
 class ColumnParallelLinear(Linear):
@@ -56,13 +51,18 @@ class ColumnParallelLinear(Linear):
         num_outputs: Sequence[int],
         *,
         has_bias: bool,
-        out: str,
     ) -> None:
         shards = [
-            Shard(name, (rows, num_inputs), ctx.parallel.share(rows, f"rows of '{name}'"), slice(0, num_inputs), has_bias)
+            Shard(
+                name,
+                (rows, num_inputs),
+                ctx.parallel.share(rows, f"rows of '{name}'"),
+                slice(0, num_inputs),
+                has_bias,
+            )
             for name, rows in zip(names, num_outputs, strict=True)
         ]
-        super().__init__(ctx, shards, out)
+        super().__init__(ctx, shards)
 
 
 class QKVParallelLinear(Linear):
@@ -84,10 +84,9 @@ class QKVParallelLinear(Linear):
         head_dim: int,
         *,
         has_bias: bool,
-        out: str,
     ) -> None:
         query_heads = ctx.parallel.share(num_heads, "attention heads")
-        kv_heads = share_kv_heads(ctx.parallel, num_kv_heads)
+        kv_heads = ctx.parallel.kv_share(num_kv_heads)
         shards = [
             Shard(
                 f"{name}.{part}",
@@ -102,7 +101,7 @@ class QKVParallelLinear(Linear):
                 ("v_proj", num_kv_heads, kv_heads),
             )
         ]
-        super().__init__(ctx, shards, out)
+        super().__init__(ctx, shards)
 
 
 class RowParallelLinear(Linear):
@@ -115,29 +114,16 @@ class RowParallelLinear(Linear):
     """
 
     def __init__(
-        self, ctx: LayerContext, name: str, num_inputs: int, num_outputs: int, *, has_bias: bool, out: str
+        self, ctx: LayerContext, name: str, num_inputs: int, num_outputs: int, *, has_bias: bool
     ) -> None:
         columns = ctx.parallel.share(num_inputs, f"columns of '{name}'")
         adds_bias = has_bias and ctx.parallel.rank == 0
         shard = Shard(name, (num_outputs, num_inputs), slice(0, num_outputs), columns, adds_bias)
-        super().__init__(ctx, [shard], out)
+        super().__init__(ctx, [shard])
         self._ops = ctx.ops
         self._must_reduce = ctx.parallel.size > 1
 
-    def __call__(self, x: Tensor) -> Tensor:
-        out = super().__call__(x)
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        super().__call__(x, out)
         if self._must_reduce:
             self._ops.all_reduce(out)
-        return out
-
-
-def share_kv_heads(parallel: ParallelState, num_kv_heads: int) -> slice:
-    """This rank's KV heads: an equal share, or one that it has in common with its neighbours.
-
-    Raises:
-        ConfigError: neither number divides the other.
-    """
-    if parallel.size <= num_kv_heads or parallel.size % num_kv_heads:
-        return parallel.share(num_kv_heads, "KV heads")
-    head = parallel.rank * num_kv_heads // parallel.size
-    return slice(head, head + 1)

@@ -33,8 +33,7 @@ class GatedMLP:
         hidden_size: int,
         intermediate_size: int,
         hidden_act: str,
-        *,
-        has_bias: bool = False,
+        has_bias: bool,
     ) -> None:
         if hidden_act not in _KINDS:
             raise UnsupportedModelError(
@@ -48,15 +47,17 @@ class GatedMLP:
             hidden_size,
             [intermediate_size, intermediate_size],
             has_bias=has_bias,
-            out="gate_up",
         )
-        self._activated = ctx.buffer("activated", self._gate_up.num_outputs // 2)
         self._down = RowParallelLinear(
-            ctx, f"{name}.down_proj", intermediate_size, hidden_size, has_bias=has_bias, out="block"
+            ctx, f"{name}.down_proj", intermediate_size, hidden_size, has_bias=has_bias
         )
+        self._inner = ctx.buffer("gate_up", self._gate_up.num_outputs)
+        self._activated = ctx.buffer("activated", self._gate_up.num_outputs // 2)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, hidden_size] -> [T, hidden_size]"""
-        activated = self._activated.rows
-        self._ops.gated_act(self._gate_up(x), self._kind, activated)
-        return self._down(activated)
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """x, out: [T, hidden_size]; may be the same."""
+        num_tokens = len(x)
+        inner, activated = self._inner.rows(num_tokens), self._activated.rows(num_tokens)
+        self._gate_up(x, inner)
+        self._ops.gated_act(inner, self._kind, activated)
+        self._down(activated, out)

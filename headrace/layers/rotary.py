@@ -11,52 +11,40 @@ import math
 import torch
 from torch import Tensor
 
-from headrace.checkpoint.model_config import RopeConfig, RopeScaling
+from headrace.checkpoint.model_config import RopeScaling
 from headrace.layers.context import LayerContext
+from headrace.loader.base import WeightSource
 
 
-class RotaryTables:
-    """Tables [max_positions, head_dim] fp32 (cosines of the D/2 angles, then sines), made once per setting.
+def rotary_table(ctx: LayerContext, theta: float, head_dim: int, scaling: RopeScaling) -> Tensor:
+    """Cosines of the D/2 angles, then sines: [P, D] fp32 on the model's device.
 
     Args:
-        ctx: what layers are built from.
+        ctx: where to put it, how many positions to cover, and the weights, for files that bring their own divisors.
+        theta: base of the frequencies.
         head_dim: D.
-        max_positions: rows.
+        scaling: how they are stretched.
     """
-
-    def __init__(self, ctx: LayerContext, head_dim: int, max_positions: int) -> None:
-        self._ctx = ctx
-        self._head_dim = head_dim
-        self._max_positions = max_positions
-        self._tables: dict[RopeConfig, Tensor] = {}
-
-    def table(self, rope: RopeConfig) -> Tensor:
-        """The table of one setting."""
-        if rope not in self._tables:
-            frequencies, factor = self._frequencies(rope)
-            positions = torch.arange(self._max_positions, dtype=torch.float32)
-            angles = torch.outer(positions, frequencies)
-            table = torch.cat((angles.cos(), angles.sin()), dim=1).mul_(factor)
-            self._tables[rope] = table.to(self._ctx.device)
-        return self._tables[rope]
-
-    def _frequencies(self, rope: RopeConfig) -> tuple[Tensor, float]:
-        name = rope.scaling.factors_tensor
-        if name is None:
-            return rotary_frequencies(self._head_dim, rope)
-        divisors = self._ctx.weights.get(name, shape=(self._head_dim // 2,)).dequantize(torch.float32)
-        return plain_frequencies(self._head_dim, rope.theta) / divisors, 1.0
+    assert ctx.max_model_len is not None, "the model fills it in"
+    frequencies, factor = rotary_frequencies(head_dim, theta, scaling, ctx.weights)
+    angles = torch.outer(torch.arange(ctx.max_model_len, dtype=torch.float32), frequencies)
+    return torch.cat((angles.cos(), angles.sin()), dim=1).mul_(factor).to(ctx.device)
 
 
-def rotary_frequencies(head_dim: int, rope: RopeConfig) -> tuple[Tensor, float]:
+def rotary_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling, weights: WeightSource
+) -> tuple[Tensor, float]:
     """(radians per token [D/2] fp32, multiplier of cosines and sines)."""
-    scaling, plain = rope.scaling, plain_frequencies(head_dim, rope.theta)
+    plain = plain_frequencies(head_dim, theta)
+    if scaling.factors_tensor is not None:
+        divisors = weights.get(scaling.factors_tensor, shape=(head_dim // 2,)).dequantize(torch.float32)
+        return plain / divisors, 1.0
     if scaling.kind == "linear":
         return plain / scaling.factor, 1.0
     if scaling.kind == "llama3":
         return _llama3_frequencies(plain, scaling), 1.0
     if scaling.kind == "yarn":
-        return _yarn_frequencies(plain, rope.theta, scaling), _yarn_attention_factor(scaling)
+        return _yarn_frequencies(plain, theta, scaling), _yarn_attention_factor(scaling)
     return plain, 1.0
 
 
@@ -68,7 +56,11 @@ def plain_frequencies(head_dim: int, theta: float) -> Tensor:
 
 def _llama3_frequencies(plain: Tensor, scaling: RopeScaling) -> Tensor:
     """Long waves are slowed by the factor, short ones not at all, with a ramp between (Llama 3.1)."""
-    trained, low, high = scaling.original_max_position_embeddings, scaling.low_freq_factor, scaling.high_freq_factor
+    trained, low, high = (
+        scaling.original_max_position_embeddings,
+        scaling.low_freq_factor,
+        scaling.high_freq_factor,
+    )
     assert trained is not None and low is not None and high is not None
     rotations = trained * plain / (2 * math.pi)
     share_kept = ((rotations - low) / (high - low)).clamp_(0.0, 1.0)
@@ -78,7 +70,9 @@ def _llama3_frequencies(plain: Tensor, scaling: RopeScaling) -> Tensor:
 def _yarn_frequencies(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
     """YaRN (Peng et al. 2023): the ramp runs over dimensions, between those that turn beta_fast and beta_slow times."""
     half = len(plain)
-    low, high = (_yarn_dimension(turns, 2 * half, theta, scaling) for turns in (scaling.beta_fast, scaling.beta_slow))
+    low, high = (
+        _yarn_dimension(turns, 2 * half, theta, scaling) for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
@@ -99,7 +93,9 @@ def _yarn_attention_factor(scaling: RopeScaling) -> float:
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all_dim:
-        return _yarn_mscale(scaling.factor, scaling.mscale) / _yarn_mscale(scaling.factor, scaling.mscale_all_dim)
+        return _yarn_mscale(scaling.factor, scaling.mscale) / _yarn_mscale(
+            scaling.factor, scaling.mscale_all_dim
+        )
     return _yarn_mscale(scaling.factor, 1.0)
 
 

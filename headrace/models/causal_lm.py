@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -38,6 +39,8 @@ class CausalLM:
     """
 
     def __init__(self, arch: ModelArchitecture, ctx: LayerContext) -> None:
+        longest = ctx.max_model_len or arch.max_context_tokens
+        ctx = replace(ctx, quantization=arch.quantization, max_model_len=longest)
         self.arch = arch
         self.ops = ctx.ops
         self.num_heads = _length(ctx.parallel.share(arch.num_attention_heads, "attention heads"))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 
+GatedActKind = Literal["silu", "gelu_tanh"]
 
-def gated_act(gate_up: torch.Tensor, kind: str, out: torch.Tensor) -> None:
+
+def gated_act(gate_up: torch.Tensor, kind: GatedActKind, out: torch.Tensor) -> None:
     """out = act(gate) * up, with gate the first half of each row and up the second.
 
     Args:
@@ -15,8 +19,5 @@ def gated_act(gate_up: torch.Tensor, kind: str, out: torch.Tensor) -> None:
         out: [T, I].
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    if kind == "silu":
-        torch.mul(F.silu(gate), up, out=out)
-    else:
-        assert kind == "gelu_tanh", kind
-        torch.mul(F.gelu(gate, approximate="tanh"), up, out=out)
+    activated = F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
+    torch.mul(activated, up, out=out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 
@@ -10,15 +12,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tenso
 
     Args:
         x, out: [T, E], any float type; may be the same tensor.
-        weight: [E], any float type.
+        weight: [E] fp32.
     """
-    wide = x if x.dtype == torch.float32 else x.float()
-    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    scale.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-    if out.dtype == torch.float32:
-        torch.mul(wide, scale, out=out).mul_(weight)
-    else:
-        out.copy_(wide.mul(scale).mul_(weight))
+    torch.mul(torch.mul(x, inverse_rms(x, eps)), weight, out=out)
 
 
 def add_rms_norm(
@@ -28,7 +24,19 @@ def add_rms_norm(
 
     Args:
         x, residual, out: [T, E]; ``out`` may be ``x``.
-        weight: [E].
+        weight: [E] fp32.
     """
     residual.add_(x)
     rms_norm(residual, weight, eps, out)
+
+
+def inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """1 / sqrt(mean(x^2) + eps) over the last dimension, which stays with size 1; fp32."""
+    norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+    # One op. As Python numbers, eps and 1/E would make it three, each of them as slow as the norm itself at T = 1.
+    return torch.addcmul(_constant(eps, x.device), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
+
+
+@lru_cache(maxsize=64)
+def _constant(value: float, device: torch.device) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float32, device=device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace.kernels.reference.norm import rms_norm
+from headrace.kernels.reference.norm import inverse_rms
 
 
 def rope_and_store(
@@ -24,33 +24,45 @@ def rope_and_store(
     """Per head: optional RMSNorm of q and k, then rotation of q and k in place; k and v go into their slots.
 
     The rotation is the half-split one (GPT-NeoX, Su et al.'s RoPE): (a, b) -> (a cos - b sin, b cos + a sin) for the
-    two halves of a head.
+    two halves of a head. Norms and rotation are computed in fp32 and rounded once.
 
     Args:
         qkv: [T, (H+2K)*D], queries, keys, values; q and k are changed.
-        q_norm, k_norm: [D] or None.
+        q_norm, k_norm: [D] fp32, or both None.
         cos_sin: [P, D] fp32, cosines of position p in the first half of row p, sines in the second.
         positions: [T] int64.
         slot_mapping: [T] int64; slot = block id * B + offset.
-        k_cache, v_cache: [num_blocks, K, B, D], strided over blocks.
+        k_cache, v_cache: [num_blocks, K, B, D] of any float type, strided over blocks; B is a power of two.
     """
-    num_tokens, half = qkv.shape[0], head_dim // 2
-    heads = qkv.view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+    num_rotated, half = num_heads + num_kv_heads, head_dim // 2
+    heads = qkv.view(-1, num_rotated + num_kv_heads, head_dim)
+    rotated = heads[:, :num_rotated]
+    wide = rotated.float()
     if q_norm is not None and k_norm is not None:
-        q, k = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
-        rms_norm(q, q_norm, eps, q)
-        rms_norm(k, k_norm, eps, k)
-    angles = cos_sin.index_select(0, positions).unsqueeze(1)
-    cos, sin = angles[..., :half], angles[..., half:]
-    rotated = heads[:, : num_heads + num_kv_heads]
-    wide = rotated.float() if rotated.dtype != torch.float32 else rotated
-    first, second = wide[..., :half], wide[..., half:]
-    turned = first * cos - second * sin
-    rotated[..., half:] = second * cos + first * sin
-    rotated[..., :half] = turned
-    block_size = k_cache.shape[2]
-    block, offset = slot_mapping // block_size, slot_mapping % block_size
-    k_cache.permute(0, 2, 1, 3)[block, offset] = heads[:, num_heads : num_heads + num_kv_heads].to(
-        k_cache.dtype
-    )
-    v_cache.permute(0, 2, 1, 3)[block, offset] = heads[:, num_heads + num_kv_heads :].to(v_cache.dtype)
+        wide = wide * inverse_rms(wide, eps)
+        wide[:, :num_heads].mul_(q_norm)
+        wide[:, num_heads:].mul_(k_norm)
+    _rotate(wide.view(-1, num_rotated, 2, half), cos_sin.index_select(0, positions).view(-1, 1, 2, half))
+    if wide is not rotated:
+        rotated.copy_(wide)
+    _store(heads[:, num_heads:], slot_mapping, k_cache, v_cache)
+
+
+def _rotate(heads: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    """heads: [T, N, 2, D/2] fp32, in place; cos_sin: [T, 1, 2, D/2]."""
+    first, second = heads.unbind(2)
+    cos, sin = cos_sin.unbind(2)
+    first_sin = first * sin
+    first.mul_(cos).addcmul_(second, sin, value=-1.0)
+    second.mul_(cos).add_(first_sin)
+
+
+def _store(
+    keys_values: torch.Tensor, slot_mapping: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+) -> None:
+    """keys_values: [T, 2K, D]."""
+    num_kv_heads, block_size = k_cache.shape[1:3]
+    keys, values = keys_values.to(k_cache.dtype).split(num_kv_heads, dim=1)
+    place = (slot_mapping >> (block_size.bit_length() - 1), slot_mapping & (block_size - 1))
+    k_cache.transpose(1, 2).index_put_(place, keys)
+    v_cache.transpose(1, 2).index_put_(place, values)
