@@ -164,10 +164,10 @@ class Penalties:
         counts = counts[: len(tokens)].scatter_add_(1, tokens, is_output.int())
         count = counts.gather(1, tokens)
         counts.scatter_(1, tokens, 0)
-        flat = self.rows[part, None] * logits.shape[1] + tokens
-        values = logits.view(-1)[flat]
+        rows = self.rows[part, None]
+        values = logits[rows, tokens]
         repetition = self.repetition[part, None]
         values = torch.where(values > 0, values / repetition, values * repetition)
         values -= self.frequency[part, None] * count + self.presence[part, None] * (count > 0)
         # A token that occurs often is written often, the same number each time.
-        logits.view(-1)[flat] = values
+        logits[rows, tokens] = values

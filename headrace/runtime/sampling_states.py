@@ -129,13 +129,16 @@ class SamplingStates:
             slots: [R] int64, the requests that sample, in the order of the logits' rows.
             positions: [R] int64, index of each one's new token in its sequence.
             token_table: [slots, length] int32 on the device, for penalties and bad words.
-            mask: uint32 [R, ceil(V / 32)] of a grammar (rows without one have all bits set), or None.
+            mask: uint32 (or int32) [R, ceil(V / 32)] of a grammar (rows without one have all bits set), or None.
         """
         features = self._features[slots]
         present = int(np.bitwise_or.reduce(features, initial=0))
         processors: list[LogitProcessor] = []
         if mask is not None:
-            processors += self._grammar_mask(mask)
+            assert len(mask) == len(slots), (
+                f"a mask of {len(mask)} rows for {len(slots)} requests that sample"
+            )
+            processors += self._grammar_mask(mask.view(np.uint32))
         if present & _PROCESSORS:
             processors += self._processors(features, present, slots, positions, token_table)
         logprob_rows = np.flatnonzero(features & Feature.LOGPROBS) if present & Feature.LOGPROBS else None

@@ -1,0 +1,213 @@
+"""Worker: one device with a loaded model, its KV memory and its runner."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from headrace.attention.base import AttentionBackend, AttentionShape, create_backend
+from headrace.checkpoint import ModelArchitecture, load_architecture, resolve_model
+from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from headrace.core.kv_cache_spec import KVCacheSpec
+from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput
+from headrace.errors import ConfigError
+from headrace.kernels.arena import Arena
+from headrace.kernels.registry import Ops
+from headrace.layers.context import LayerContext
+from headrace.loader.base import open_weights
+from headrace.models.causal_lm import CausalLM
+from headrace.models.registry import build_model
+from headrace.parallel.state import ParallelState
+from headrace.platforms.base import current_platform
+from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
+from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
+from headrace.runtime.model_runner import ModelRunner
+from headrace.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+ATTENTION_BACKEND = "reference"
+MAX_LOGITS_BYTES = 64 << 20
+"""Of logits at once for log-probabilities of prompts."""
+
+Progress = Callable[[str, float], None]
+
+
+class Worker:
+    """Loads a model onto one device and runs its steps.
+
+    Args:
+        model, cache, scheduler, parallel, device: sections of the configuration.
+        progress: called with (stage, share done in [0, 1]) while loading.
+
+    Raises:
+        CheckpointError: the model's files cannot be read or do not fit together.
+        ConfigError: a setting does not suit the model or the device, or memory does not hold one whole request.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        parallel: ParallelConfig,
+        device: DeviceConfig,
+        progress: Progress | None = None,
+    ) -> None:
+        _check_parallel(parallel)
+        self._cache, self._scheduler = cache, scheduler
+        self._platform = current_platform(device.device)
+        self._device = self._platform.device
+        torch.set_num_threads(device.threads or self._platform.default_num_threads())
+        source = resolve_model(model.model, revision=model.revision)
+        self._arch = load_architecture(source)
+        self.max_model_len = _resolve_max_model_len(model, self._arch)
+        self.dtype = self._platform.resolve_dtype(model.dtype, self._arch.torch_dtype)
+        self.kv_dtype = self.dtype
+        if cache.kv_cache_dtype != "auto":
+            self.kv_dtype = self._platform.resolve_dtype(cache.kv_cache_dtype, None)
+        self._ops = Ops.for_device(self._device, device.kernels)
+        weights = open_weights(
+            source,
+            self._arch,
+            model.load_format,
+            model.seed,
+            None if progress is None else _weight_progress(progress),
+            self._device,
+        )
+        context = LayerContext(
+            ops=self._ops,
+            weights=weights,
+            dtype=self.dtype,
+            device=self._device,
+            arena=Arena(self._device),
+            parallel=ParallelState(),
+            max_model_len=self.max_model_len,
+        )
+        with torch.inference_mode():
+            self._model: CausalLM = build_model(self._arch, context)
+        arch = self._arch
+        self._specs = kv_cache_specs_for(
+            arch.layer_windows, arch.num_kv_heads, arch.head_dim, cache.block_size, self.kv_dtype
+        )
+        self._num_blocks = self._size_kv_cache()
+        self._runner: ModelRunner | None = self._make_runner(self._num_blocks)
+        logger.info(
+            "%s on %s: %s, %d KV blocks of %d tokens",
+            source.name,
+            self._platform.describe(),
+            self.dtype,
+            self._num_blocks,
+            cache.block_size,
+        )
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        """The model's KV groups."""
+        return self._specs
+
+    def num_kv_blocks(self) -> int:
+        """Blocks that were allocated."""
+        return self._num_blocks
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        """Run a step's forward."""
+        assert self._runner is not None, "the worker was shut down"
+        self._runner.execute_model(scheduler_output)
+
+    def sample_tokens(self, mask: Any | None) -> ModelRunnerOutput:
+        """Sample for it, and wait for the results."""
+        assert self._runner is not None, "the worker was shut down"
+        return self._runner.sample_tokens(mask).finish()
+
+    def shutdown(self) -> None:
+        """Let go of the model and the KV memory."""
+        self._runner = None
+        del self._model
+
+    def _make_runner(self, num_blocks: int) -> ModelRunner:
+        """A runner over fresh KV memory of so many blocks."""
+        arch, size = self._arch, self._cache.block_size
+        layout = KVCacheLayout.for_specs(self._specs, arch.num_kv_heads, arch.head_dim, size, self.kv_dtype)
+        kv_cache = KVCache(self._specs, layout, num_blocks, self._device, self._ops.copy_blocks)
+        self._model.bind_kv_cache(kv_cache)
+        shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
+        backends: list[AttentionBackend] = [
+            create_backend(ATTENTION_BACKEND, shape, self._device) for _ in self._specs
+        ]
+        return ModelRunner(
+            self._model,
+            kv_cache,
+            backends,
+            max_num_seqs=self._scheduler.max_num_seqs,
+            max_model_len=self.max_model_len,
+            vocab_size=arch.vocab_size,
+            max_logits_rows=max(1, MAX_LOGITS_BYTES // (4 * arch.vocab_size)),
+        )
+
+    def _size_kv_cache(self) -> int:
+        chunk = min(
+            self._scheduler.max_num_batched_tokens,
+            self._scheduler.max_prefill_chunk or self._scheduler.max_num_batched_tokens,
+        )
+        in_flight = chunk * self._scheduler.max_steps_outstanding
+        size = RequestSize(self._specs, self._cache.block_size, self.max_model_len, in_flight)
+        if self._cache.num_kv_blocks is not None or self._cache.kv_cache_bytes is not None:
+            return num_kv_blocks(self._cache, size, 0, "")
+        if self._device.type == "cpu":
+            one_request_bytes = size.blocks(self.max_model_len) * size.bytes_per_block
+            budget = cpu_budget_bytes(self._platform.available_memory_bytes(), one_request_bytes)
+            return num_kv_blocks(
+                self._cache, size, budget, "a share of free memory; kv_cache_bytes overrides it"
+            )
+        return num_kv_blocks(self._cache, size, self._gpu_budget_bytes(), "gpu_memory_utilization")
+
+    def _gpu_budget_bytes(self) -> int:
+        """What may be used of the GPU, less what is in use now and what the largest step needs beside."""
+        platform, total = self._platform, self._platform.total_memory_bytes()
+        num_tokens = min(self._scheduler.max_num_batched_tokens, self.max_model_len)
+        blocks = -(-num_tokens // self._cache.block_size)
+        runner = self._make_runner(blocks * len(self._specs))
+        platform.reset_peak_memory()
+        before = platform.used_memory_bytes()
+        output = _largest_step(num_tokens, blocks, len(self._specs))
+        runner.execute_model(output)
+        runner.sample_tokens().finish()
+        platform.synchronize()
+        step_bytes = platform.peak_memory_bytes() - before
+        del runner
+        in_use = total - platform.available_memory_bytes()
+        return int(total * self._cache.gpu_memory_utilization) - in_use - step_bytes
+
+
+def _largest_step(num_tokens: int, num_blocks: int, num_groups: int) -> SchedulerOutput:
+    """One request that computes a whole step's tokens and samples."""
+    blocks = [list(range(group * num_blocks, (group + 1) * num_blocks)) for group in range(num_groups)]
+    new = NewRequest("profile", [0] * num_tokens, num_tokens, blocks, SamplingParams(top_p=0.9), 0)
+    return SchedulerOutput(0, ["profile"], [0], [num_tokens], [0], [new])
+
+
+def _resolve_max_model_len(model: ModelConfig, arch: ModelArchitecture) -> int:
+    own = arch.max_context_tokens
+    if model.max_model_len is not None and model.max_model_len > own:
+        raise ConfigError(
+            f"max_model_len is {model.max_model_len}, but {model.model!r} was made for {own} tokens; lower it"
+        )
+    return model.max_model_len or own
+
+
+def _check_parallel(parallel: ParallelConfig) -> None:
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(parallel, name) != 1:
+            raise ConfigError(
+                f"{name} is {getattr(parallel, name)}, but this version runs on one device; set it to 1"
+            )
+
+
+def _weight_progress(progress: Progress) -> Callable[[int, int], None]:
+    def told(done_bytes: int, total_bytes: int) -> None:
+        progress("loading weights", done_bytes / total_bytes if total_bytes else 1.0)
+
+    return told
