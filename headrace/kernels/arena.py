@@ -12,7 +12,8 @@ class Buffer:
     buffers ahead of time, after which their addresses stay.
     """
 
-    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, name: str, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.name = name
         self.width = width
         self._memory = torch.empty((0, width), dtype=dtype, device=device)
         self._view = self._memory
@@ -48,7 +49,7 @@ class Arena:
         """The buffer of that name, width and dtype."""
         key = (name, width, dtype)
         if key not in self._buffers:
-            self._buffers[key] = Buffer(width, dtype, self._device)
+            self._buffers[key] = Buffer(name, width, dtype, self._device)
         return self._buffers[key]
 
     def buffers(self) -> list[Buffer]:

@@ -1,13 +1,21 @@
 """OpPlan: a model's forward as a flat list of (op, arguments), recorded once and replayed for any number of tokens.
 
 The model file stays the only description of an architecture: recording runs its ``forward`` with ops that note their
-arguments. An argument is a constant (weights, numbers), a view of an arena buffer (its rows follow the number of
-tokens) or a field of the batch (ids, positions, slots, plans).
+arguments. An argument is
+
+* a field of the batch (ids, positions, a group's slot mapping or attention plan),
+* the view of an arena buffer, whose rows follow the number of tokens,
+* a constant (weights, caches, numbers).
+
+The first two are kept as symbols, so the number of tokens is nowhere in the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +24,7 @@ from headrace.kernels.arena import Arena, Buffer
 from headrace.kernels.registry import Op, Ops
 
 Batch = Any
-Resolver = Callable[[Batch], Any]
+"""A ``ForwardBatch``, which this room cannot import."""
 
 
 class HasForward(Protocol):
@@ -26,85 +34,142 @@ class HasForward(Protocol):
     arena: Arena
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states of every token."""
+        """Hidden states of every token, in a buffer of the arena."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An argument that each replay looks up.
+
+    name: for people: "positions", "plan 0", or the buffer's name.
+    index: place among the values of a replay: the batch's fields, then the views of ``OpPlan.buffers``.
+    """
+
+    name: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One recorded call.
+
+    name: of the op in the table.
+    op: its function.
+    args: every parameter in order, defaults filled in; Symbols where replays differ.
+    symbols: (place in ``args``, index of the value).
+    """
+
+    name: str
+    op: Op
+    args: tuple[Any, ...]
+    symbols: tuple[tuple[int, int], ...]
 
 
 class OpPlan:
     """The recorded calls. ``replay`` runs them for another batch and returns what ``forward`` would."""
 
-    def __init__(self, calls: list[tuple[Op, list[Resolver], dict[str, Resolver]]], result: Resolver) -> None:
-        self._calls = calls
-        self._result = result
+    def __init__(self, calls: Sequence[OpCall], buffers: Sequence[Buffer], result: Buffer) -> None:
+        self.calls = tuple(calls)
+        self.buffers = tuple(buffers)
+        self.result = result
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self.calls)
 
     def replay(self, batch: Batch) -> torch.Tensor:
         """Run the forward over ``batch``; bitwise what the model's own ``forward`` gives."""
-        for op, args, kwargs in self._calls:
-            op(*(arg(batch) for arg in args), **{name: arg(batch) for name, arg in kwargs.items()})
-        out: torch.Tensor = self._result(batch)
-        return out
+        values = _batch_values(batch) + [buffer.rows(batch.num_tokens) for buffer in self.buffers]
+        for call in self.calls:
+            args = list(call.args)
+            for place, index in call.symbols:
+                args[place] = values[index]
+            call.op(*args)
+        return self.result.rows(batch.num_tokens)
 
 
 def record(model: HasForward, batch: Batch) -> OpPlan:
     """Run ``model.forward(batch)`` once and keep its calls.
 
-    Raises: AssertionError when an op is given a tensor that is neither a whole buffer view, a field of the batch nor
-        the same memory on every step (a tensor made during the forward, which a replay could not find again).
+    Raises: AssertionError when an op is given a tensor that was made during the forward, or part of a buffer: a
+        replay could not find it again.
     """
-    recorder = _Recorder(model.arena, batch)
-    table, ops = model.ops.table, model.ops
-    try:
-        for name, op in table.items():
-            setattr(ops, name, recorder.wrap(op))
-        result = model.forward(batch)
-    finally:
-        for name, op in table.items():
-            setattr(ops, name, op)
-    return OpPlan(recorder.calls, recorder.resolver(result))
+    return OpRecorder(model, batch).record()
 
 
-class _Recorder:
-    def __init__(self, arena: Arena, batch: Batch) -> None:
-        self.calls: list[tuple[Op, list[Resolver], dict[str, Resolver]]] = []
-        self._arena = arena
+class OpRecorder:
+    """Notes the ops of one forward. Tensors that are no symbols are only watched while it runs: those that have died
+    by its end were not constants.
+
+    Args:
+        model: whose forward to record.
+        batch: what to run it on.
+    """
+
+    def __init__(self, model: HasForward, batch: Batch) -> None:
+        self._model = model
         self._batch = batch
-        self._fields: dict[int, Resolver] = {
-            id(batch.input_ids): lambda b: b.input_ids,
-            id(batch.positions): lambda b: b.positions,
+        self._buffers = model.arena.buffers()
+        names = ["input_ids", "positions"]
+        for group in range(len(batch.groups)):
+            names += (f"slot_mapping {group}", f"plan {group}")
+        names += (buffer.name for buffer in self._buffers)
+        values = _batch_values(batch) + [buffer.rows(batch.num_tokens) for buffer in self._buffers]
+        self._values = values
+        self._symbols = {
+            id(value): Symbol(name, index)
+            for index, (name, value) in enumerate(zip(names, values, strict=True))
         }
-        for index, group in enumerate(batch.groups):
-            self._fields[id(group.slot_mapping)] = _group_field(index, "slot_mapping")
-            self._fields[id(group.plan)] = _group_field(index, "plan")
+        assert len(self._symbols) == len(values), "the fields of a batch are different objects"
+        self._calls: list[tuple[str, Op, list[Any]]] = []
 
-    def wrap(self, op: Op) -> Op:
+    def record(self) -> OpPlan:
+        """Run the forward and return the plan."""
+        ops, plain = self._model.ops, self._model.ops.table
+        try:
+            for name, op in plain.items():
+                setattr(ops, name, self._noting(name, op))
+            result = self._model.forward(self._batch)
+        finally:
+            for name, op in plain.items():
+                setattr(ops, name, op)
+        symbol = self._symbols.get(id(result))
+        first_buffer = len(self._values) - len(self._buffers)
+        assert symbol is not None and symbol.index >= first_buffer, (
+            "a forward returns a view of an arena buffer"
+        )
+        calls = [_finished(name, op, args) for name, op, args in self._calls]
+        return OpPlan(calls, self._buffers, self._buffers[symbol.index - first_buffer])
+
+    def _noting(self, name: str, op: Op) -> Op:
+        signature = inspect.signature(op)
+
         def call(*args: Any, **kwargs: Any) -> None:
-            names = {name: self.resolver(value) for name, value in kwargs.items()}
-            self.calls.append((op, [self.resolver(value) for value in args], names))
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            self._calls.append((name, op, [self._argument(value) for value in bound.args]))
             op(*args, **kwargs)
 
         return call
 
-    def resolver(self, value: Any) -> Resolver:
-        """How to find the value again for another batch."""
-        if id(value) in self._fields:
-            return self._fields[id(value)]
-        if isinstance(value, torch.Tensor):
-            buffer = self._buffer_of(value)
-            if buffer is not None:
-                return lambda b: buffer.rows(b.num_tokens)
-            assert value.shape[:1] != (self._batch.num_tokens,) or value.is_leaf, "a tensor of this step only"
-        return lambda b: value
-
-    def _buffer_of(self, value: torch.Tensor) -> Buffer | None:
-        num_tokens = self._batch.num_tokens
-        for buffer in self._arena.buffers():
-            view = buffer._view
-            if view is value and view.shape[0] == num_tokens:
-                return buffer
-        return None
+    def _argument(self, value: Any) -> Any:
+        if id(value) in self._symbols:
+            return self._symbols[id(value)]
+        return weakref.ref(value) if isinstance(value, torch.Tensor) else value
 
 
-def _group_field(index: int, name: str) -> Resolver:
-    return lambda batch: getattr(batch.groups[index], name)
+def _finished(name: str, op: Op, noted: list[Any]) -> OpCall:
+    args = [value() if isinstance(value, weakref.ref) else value for value in noted]
+    for given, value in zip(noted, args, strict=True):
+        is_lost = isinstance(given, weakref.ref) and value is None
+        assert not is_lost, (
+            f"op {name} was given a tensor of this step only: neither a whole buffer nor a constant"
+        )
+    symbols = [(place, value.index) for place, value in enumerate(args) if isinstance(value, Symbol)]
+    return OpCall(name, op, tuple(args), tuple(symbols))
+
+
+def _batch_values(batch: Batch) -> list[Any]:
+    values = [batch.input_ids, batch.positions]
+    for group in batch.groups:
+        values += (group.slot_mapping, group.plan)
+    return values

@@ -74,9 +74,9 @@ class ParallelLMHead:
         # Ranks gather equal widths; where the last one has fewer rows, the columns beyond fall off the end.
         width = -(-vocab_size // ctx.parallel.size)
         # Not of the arena, which would reserve as many rows as a step has tokens.
-        self._chosen = Buffer(hidden_size, ctx.dtype, ctx.device)
-        self._local = Buffer(width, torch.float32, ctx.device)
-        self._all = Buffer(width * ctx.parallel.size, torch.float32, ctx.device)
+        self._chosen = Buffer("chosen", hidden_size, ctx.dtype, ctx.device)
+        self._local = Buffer("logits", width, torch.float32, ctx.device)
+        self._all = Buffer("all logits", width * ctx.parallel.size, torch.float32, ctx.device)
 
     def __call__(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """hidden [T, E], rows [R] int64 -> [R, V] fp32, valid until the next call."""
