@@ -13,7 +13,7 @@ from headrace.attention.work_list import Tiling, build_work_list
 class ReferenceBackend:
     """See ``AttentionBackend``. Tiles are sized so that one item's scores stay in a core's cache."""
 
-    tiling = Tiling(tile_rows=128, kv_split_tokens=256, short_rows=1, short_split_tokens=512)
+    tiling = Tiling(tile_rows=64, kv_split_tokens=512, short_rows=1, short_split_tokens=512)
 
     def __init__(self, shape: AttentionShape, device: torch.device, limits: PlanLimits | None = None) -> None:
         self._device = device

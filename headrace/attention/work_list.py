@@ -108,24 +108,27 @@ def _request_tiles(
 def _prefix_tiles(metadata: AttentionMetadata, positions: Ints, tiling: Tiling) -> tuple[Ints, _Tiles]:
     """Rows [N'] gathered from the requests of each shared prefix, and their tiles against it."""
     groups = metadata.shared_prefixes
-    members = np.concatenate([group.requests for group in groups])
-    group_sizes = np.array([len(group.requests) for group in groups])
     starts = metadata.query_starts.astype(np.int64)
-    member, offset = _ranges((starts[1:] - starts[:-1])[members])
+    members = np.concatenate([group.requests for group in groups])
+    member_rows = (starts[1:] - starts[:-1])[members]
+    member, offset = _ranges(member_rows)
     rows = starts[members][member] + offset
 
-    row_bounds = np.concatenate(([0], np.cumsum((starts[1:] - starts[:-1])[members])))
-    group_bounds = row_bounds[np.concatenate(([0], np.cumsum(group_sizes)))]
-    group_rows = np.diff(group_bounds)
+    last_members = np.cumsum([len(group.requests) for group in groups])
+    group_ends = np.cumsum(member_rows)[last_members - 1]
+    group_rows = np.diff(group_ends, prepend=0)
     group, index = _ranges(-(-group_rows // tiling.tile_rows))
     done = index * tiling.tile_rows
-    row_start = group_bounds[group] + done
+    row_start = (group_ends - group_rows)[group] + done
     num_rows = np.minimum(group_rows[group] - done, tiling.tile_rows)
+    # the request of a tile's earliest row holds all blocks that its rows see; later ones may have released some
+    num_requests = len(starts) - 1
+    earliest = np.minimum.reduceat(positions[rows] * num_requests + members[member], row_start)
+    request = earliest % num_requests
     high = np.array([entry.num_blocks for entry in groups])[group] * metadata.block_size
     low = np.zeros_like(high)
-    if metadata.window is not None and len(rows):
-        low = np.maximum(np.minimum.reduceat(positions[rows], row_start) - (metadata.window - 1), 0)
-    request = np.array([entry.requests[0] for entry in groups], dtype=np.int64)[group]
+    if metadata.window is not None:
+        low = np.maximum(earliest // num_requests - (metadata.window - 1), 0)
     seen = low < high
     row_start, num_rows, request, low, high = (x[seen] for x in (row_start, num_rows, request, low, high))
     return rows, _Tiles(row_start, num_rows, request, low, high, np.ones(len(low), dtype=bool))

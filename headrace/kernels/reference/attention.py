@@ -13,13 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from headrace.kernels.reference.attention_chunks import (
-    HIDDEN_SCORE,
-    AttentionWork,
-    Chunk,
-    ChunkedWork,
-    Geometry,
-)
+from headrace.kernels.reference.attention_chunks import HIDDEN_SCORE, Chunk, ChunkedWork, ChunkScratch, Rows
+from headrace.kernels.reference.attention_items import AttentionWork, Geometry
 
 
 def attention(
@@ -87,11 +82,11 @@ class _Layer(NamedTuple):
 def _run_chunk(chunk: Chunk, work: ChunkedWork, layer: _Layer) -> None:
     """Attention of the chunk's items into the output, or into partials with their log-sum-exp."""
     scratch = chunk.scratch
-    if isinstance(chunk.query_rows, slice):
-        queries = _consecutive(layer.qkv, chunk.query_rows, scratch.product).to(scratch.product.dtype)
+    if isinstance(chunk.query_rows, slice) and layer.qkv.dtype == scratch.product.dtype:
+        queries = _consecutive(layer.qkv, chunk.query_rows, scratch)
     else:
-        queries = _gather(layer.qkv, work.num_query_rows, chunk.query_rows, scratch.queries)
-        queries = queries.view(scratch.product.shape)
+        _gather(layer.qkv, work.num_query_rows, chunk.query_rows, scratch.queries)
+        queries = scratch.queries_3d
     if work.is_joint:
         _gather(layer.k_cache, work.num_cache_rows, chunk.kv_rows, scratch.both)
     else:
@@ -101,7 +96,7 @@ def _run_chunk(chunk: Chunk, work: ChunkedWork, layer: _Layer) -> None:
     weights = torch.softmax(scores, -1, out=scratch.weights)
     result = layer.out if chunk.shape.is_final else work.partials
     if isinstance(chunk.target, slice) and result.dtype == weights.dtype:
-        torch.bmm(weights, scratch.values_3d, out=_consecutive(result, chunk.target, scratch.product))
+        torch.bmm(weights, scratch.values_3d, out=_consecutive(result, chunk.target, scratch))
     else:
         product = torch.bmm(weights, scratch.values_3d, out=scratch.product).view(-1, work.geometry.head_dim)
         _put(result, work.num_out_rows if chunk.shape.is_final else len(result), chunk, product)
@@ -142,18 +137,22 @@ def _merge(work: ChunkedWork, out: torch.Tensor) -> None:
     out.index_copy_(0, tokens, merged.to(out.dtype))
 
 
-def _consecutive(tensor: torch.Tensor, rows: slice, like: torch.Tensor) -> torch.Tensor:
-    """View of consecutive rows of D elements of ``tensor``, in the shape of ``like`` [.., D]."""
-    return tensor.as_strided(like.shape, like.stride(), tensor.storage_offset() + rows.start * like.shape[-1])
+def _consecutive(tensor: torch.Tensor, rows: slice, scratch: ChunkScratch) -> torch.Tensor:
+    """View [n*K, M*G, D] of consecutive rows of D elements of ``tensor``."""
+    shape, strides = scratch.shape_3d, scratch.strides_3d
+    return tensor.as_strided(shape, strides, tensor.storage_offset() + rows.start * shape[2])
 
 
-def _gather(tensor: torch.Tensor, num_rows: int, index: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+def _gather(tensor: torch.Tensor, num_rows: int, index: Rows, out: torch.Tensor) -> None:
     """Rows of D elements of ``tensor``, which spans ``num_rows`` of them, into ``out`` [m, D] in its type."""
     width = out.shape[1]
     rows = tensor.as_strided((num_rows, width), (width, 1))
-    if rows.dtype == out.dtype:
-        return torch.index_select(rows, 0, index, out=out)
-    return out.copy_(rows.index_select(0, index))
+    if isinstance(index, slice):
+        out.copy_(rows[index])
+    elif rows.dtype == out.dtype:
+        torch.index_select(rows, 0, index, out=out)
+    else:
+        out.copy_(rows.index_select(0, index))
 
 
 def _put(tensor: torch.Tensor, num_rows: int, chunk: Chunk, values: torch.Tensor) -> None:
