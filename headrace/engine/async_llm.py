@@ -131,7 +131,7 @@ class AsyncLLM:
     async def shutdown(self, timeout_s: float = 5.0) -> None:
         """End the engine; requests still running fail with EngineDeadError. Calling twice is allowed."""
         self.on_death(EngineDeadError("the engine was shut down"))
-        self._client.shutdown(timeout_s)
+        self._client.shutdown(timeout_s if self._is_core_ready else 0.0)  # one that loads would not listen
         if self._opening is not None:
             await asyncio.wait([self._opening])
 

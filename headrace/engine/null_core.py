@@ -45,7 +45,8 @@ class NullCore:
         """Queue all answers of a request. Raises CapacityError when the queue is full."""
         if len(self._waiting) >= self._max_waiting:
             raise CapacityError(
-                f"{len(self._waiting)} requests wait already; at most {self._max_waiting} may: try again later"
+                f"{len(self._waiting)} requests wait already; at most {self._max_waiting} may: try again later",
+                code="queue_full",
             )
         now = time.monotonic()
         for child in range(request.sampling_params.n):

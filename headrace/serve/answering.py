@@ -45,8 +45,9 @@ async def answer(llm: AsyncLLM, job: Job) -> Response:
             return json_response(job.format.body(outputs))
         first: News = []
         with contextlib.suppress(TimeoutError):
-            first = await asyncio.wait_for(mailbox.get(), _STATUS_WAIT_S)
-            _check(first)
+            async with asyncio.timeout(_STATUS_WAIT_S):
+                first = await mailbox.get()
+        _check(first)
     except BaseException:
         mailbox.close()
         raise

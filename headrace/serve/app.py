@@ -101,7 +101,7 @@ def _check_key(context: ServerContext, request: Request) -> None:
     if key is None:
         return
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
         raise ApiError(
             401,
             "a valid API key is needed: send it as 'Authorization: Bearer KEY'",

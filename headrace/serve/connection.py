@@ -24,11 +24,11 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(receive))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
     finally:
         watcher.cancel()
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
+    if task.cancelled():
+        raise ClientGone
+    return task.result()

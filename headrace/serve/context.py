@@ -34,7 +34,8 @@ class ServerContext:
         self.llm.check_alive()
         if not self.llm.is_ready:
             try:
-                await asyncio.wait_for(self.llm.wait_ready(), self.config.load_wait_s)
+                async with asyncio.timeout(self.config.load_wait_s):
+                    await self.llm.wait_ready()
             except TimeoutError:
                 stage = self.llm.progress
                 raise ApiError(

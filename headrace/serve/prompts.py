@@ -14,6 +14,14 @@ from headrace.tokenizer import Tokenizer
 
 MAX_PROMPTS = 2048
 _FORMS = "a string, a list of strings, a list of token ids or a list of such lists"
+_OWN_VARIABLES = (
+    "messages",
+    "chat_template",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
@@ -81,7 +89,7 @@ def chat_prompt(request: ChatRequest | TokenizeRequest, front_end: FrontEnd) -> 
 
 def _template_variables(given: dict[str, Any]) -> dict[str, Any]:
     """vLLM's users put any template variable there, those with a field of their own too; that would be ambiguous."""
-    for name in ("chat_template", "tools", "documents", "add_generation_prompt", "continue_final_message"):
+    for name in _OWN_VARIABLES:
         if name in given:
             raise ApiError(
                 400,

@@ -81,10 +81,11 @@ class Serving:
         try:
             await self._server.serve(sockets=[self._port])
         finally:
+            loading.cancel()  # before the engine ends, which would look like a failure to load
+            await asyncio.wait([loading])
             await self._llm.shutdown()
-        if loading.done():
+        if not loading.cancelled():
             loading.result()
-        loading.cancel()
 
     def _on_signal(self, name: str) -> None:
         """The first signal drains, a second one ends at once."""
