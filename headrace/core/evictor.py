@@ -48,6 +48,28 @@ class Evictor:
         self._evict(num_free_wanted, fenced_too=False)
         self._evict(num_free_wanted, fenced_too=True)
 
+    def tidy(self, node: RadixNode) -> None:
+        """``node`` may have become an unlocked leaf, or lost blocks: queue it; forget what of it holds no block."""
+        while node.parent is not None and not node.children and not node.num_locks:
+            if self._num_full_groups:
+                self.leaves.push(node)
+                return
+            num_bare = 0
+            for position in zip(*map(reversed, node.blocks), strict=True):
+                if any(block >= 0 for block in position):
+                    break
+                num_bare += 1
+            if not num_bare:
+                return
+            parent = node.parent
+            self._tree.drop_tail(node, num_bare)
+            self.num_unlocked -= num_bare
+            if node.tokens:
+                return
+            node = parent
+        if node.parent is None:
+            self._tree.drop_if_bare(node)
+
     def drop(self, block: int) -> None:
         """Take an idle block out of the tree without offering it to the tier."""
         node, group = self._tree.homes[block]
@@ -98,7 +120,7 @@ class Evictor:
             self._part_with(ids)
         self.num_unlocked -= num_positions
         if not leaf.tokens and parent is not None:
-            self._tidy(parent)
+            self.tidy(parent)
         return True
 
     def _evict_idle(self, missing: int, before: int, fenced_too: bool) -> bool:
@@ -119,7 +141,7 @@ class Evictor:
                 self._offer(node, index, [block if g == group else -1 for g in range(self._tree.num_groups)])
             self._tree.replace_block(node, group, index, -1)
             if not self._num_full_groups:
-                self._tidy(node)
+                self.tidy(node)
         self._part_with(victims)
         return bool(victims)
 
@@ -142,25 +164,3 @@ class Evictor:
                 self.num_evicted_blocks += 1
                 idle.pop(block, None)
         self._pool.decref(ids)
-
-    def _tidy(self, node: RadixNode) -> None:
-        """Blocks below or in ``node`` have left: queue it if it is a leaf now, forget it if it holds no block."""
-        while node.parent is not None and not node.children and not node.num_locks:
-            if self._num_full_groups:
-                self.leaves.push(node)
-                return
-            num_bare = 0
-            for position in zip(*map(reversed, node.blocks), strict=True):
-                if any(block >= 0 for block in position):
-                    break
-                num_bare += 1
-            if not num_bare:
-                return
-            parent = node.parent
-            self._tree.drop_tail(node, num_bare)
-            self.num_unlocked -= num_bare
-            if node.tokens:
-                return
-            node = parent
-        if node.parent is None:
-            self._tree.drop_if_bare(node)

@@ -197,43 +197,43 @@ class KVCacheManager:
 
     def can_fork(self, parent: Request, num_tokens: int) -> bool:
         """False once the parent has released a sliding block that a fork at ``num_tokens`` would read."""
+        num_committed = min(parent.num_committed_tokens, num_tokens)
         last = -(-num_tokens // self.block_size)
-        return all(
-            -1
-            not in parent.block_table[group][first_block_needed(num_tokens, window, self.block_size) : last]
-            for group, window in self._windows.items()
-        )
+        firsts = {g: first_block_needed(num_committed, w, self.block_size) for g, w in self._windows.items()}
+        return all(-1 not in parent.block_table[group][first:last] for group, first in firsts.items())
 
     def fork(self, parent: Request, child: Request, num_tokens: int, step_id: int) -> bool:
         """Start ``child`` with the parent's first ``num_tokens`` tokens, computed by steps before ``step_id``.
 
         Whole blocks are shared; the rest of the last one is copied in this step. False if there is no block for it.
+        The caller has asked ``can_fork``.
         """
+        num_committed = min(parent.num_committed_tokens, num_tokens)
         num_full, num_partial = divmod(num_tokens, self.block_size)
-        tables = [list(table[:num_full]) for table in parent.block_table]
+        shared = [table[:num_full] for table in parent.block_table]
         for group, window in self._windows.items():
-            first = first_block_needed(num_tokens, window, self.block_size)
-            tables[group][:first] = [-1] * first
-            assert -1 not in tables[group][first:], (
+            first = first_block_needed(num_committed, window, self.block_size)
+            shared[group][:first] = [-1] * first
+            assert -1 not in shared[group][first:], (
                 f"{parent.request_id} has released tokens before {num_tokens}"
             )
+        tables = shared
         if num_partial:
-            sources = [table[num_full] for table in parent.block_table]
+            sources = [self._copies.origin(table[num_full], num_partial) for table in parent.block_table]
             new = self._allocate_for_copies(sources, 1)
             if new is None:
                 return False
-            for table, src, ids in zip(tables, sources, new, strict=True):
-                table += ids
-                self._copies.add(src, ids[0], num_partial, step_id)
-        for table in tables:
-            self.pool.incref(table[:num_full])
+            tables = [ids + own for ids, own in zip(shared, new, strict=True)]
+            for src, own in zip(sources, new, strict=True):
+                self._copies.add(src, own[0], num_partial, step_id)
+        for ids in shared:
+            self.pool.incref(ids)
         origin = held_blocks(parent)
         node, num_inserted = origin.node, min(origin.num_inserted, num_full)
         if node is not None:
             node = self.cache.tree.ancestor_at(node, origin.num_inserted - num_inserted)
             self.cache.lock(node)
-        child.num_computed_tokens = num_tokens
-        child.num_committed_tokens = min(parent.num_committed_tokens, num_tokens)
+        child.num_computed_tokens, child.num_committed_tokens = num_tokens, num_committed
         self._start(child, tables, node, num_inserted)
         return True
 
@@ -272,7 +272,8 @@ class KVCacheManager:
         num_new = max(-(-num_tokens // self.block_size) - num_full, 1 if match.partial else 0)
         need = num_new * self.num_groups
         if self.pool.num_free < need + reserve_blocks:
-            pinned = self.cache.pinned_by(match)
+            sources = match.partial[0] if match.partial else []
+            pinned = self.cache.pinned_by(match) + self.cache.num_idle(sources)
             if self.num_usable_blocks - pinned < need + reserve_blocks:
                 return False
         node = match.node

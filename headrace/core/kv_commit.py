@@ -28,10 +28,10 @@ class BlockCommitter:
             self._groups_by_window.setdefault(window, []).append(group)
 
     def start(self, request: Request, held: RequestBlocks) -> None:
-        """A request begins with ``num_computed_tokens`` tokens in place."""
+        """A request begins with ``num_committed_tokens`` tokens, to which it may be rolled back."""
         for window in self._groups_by_window:
             held.first_kept[window] = first_block_needed(
-                request.num_computed_tokens, window, self._block_size
+                request.num_committed_tokens, window, self._block_size
             )
         self._set_alarm(request, held)
 

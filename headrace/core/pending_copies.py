@@ -13,9 +13,16 @@ class PendingCopies:
         self._cache = cache
         self._copies: dict[int, tuple[BlockCopy, int]] = {}  # dst -> (copy, step id)
 
+    def origin(self, block: int, num_tokens: int) -> int:
+        """The block that holds these tokens before the step's copies: ``block``, or what will be copied into it."""
+        if block not in self._copies:
+            return block
+        copy = self._copies[block][0]
+        assert num_tokens <= copy.num_tokens, f"block {block} has {copy.num_tokens} tokens, not {num_tokens}"
+        return copy.src
+
     def add(self, src: int, dst: int, num_tokens: int, step_id: int) -> None:
-        """Record a copy whose source the caller has pinned."""
-        assert src not in self._copies, f"block {src} is filled and copied in one step"
+        """Record a copy. The caller has pinned the source, which no copy of this step fills."""
         self._copies[dst] = (BlockCopy(src, dst, num_tokens), step_id)
 
     def cancel(self, destinations: list[int]) -> None:

@@ -80,9 +80,12 @@ class RadixCache:
             if not node.num_locks:
                 num_positions += node.num_blocks
             node = node.parent
-        idle = self.evictor.idle
-        num_idle = sum(block in idle for group in self.windows for block in match.block_ids[group])
+        num_idle = sum(self.num_idle(match.block_ids[group]) for group in self.windows)
         return num_positions * self.num_full_groups + num_idle
+
+    def num_idle(self, ids: Sequence[int]) -> int:
+        """How many of these blocks are idle blocks of sliding groups."""
+        return sum(block in self.evictor.idle for block in ids)
 
     # ---- holding --------------------------------------------------------------------------------------------
 
@@ -102,7 +105,7 @@ class RadixCache:
             if not node.num_locks:
                 self.evictor.num_unlocked += node.num_blocks
                 if not node.children:
-                    self.evictor.leaves.push(node)
+                    self.evictor.tidy(node)
             node = node.parent
         node.num_locks -= 1
         self.tree.drop_if_bare(node)
