@@ -48,7 +48,7 @@ class AttentionBackend(Protocol):
 
     * ``out[t]`` is softmax(cap(scale * q.k)) over the keys that token t sees (see ``AttentionPlan``), summed in fp32
       whatever the storage types; K and V of the step's own tokens are already in the cache.
-    * Slots of the cache outside a row's visible range are never let into its result, whatever bytes they hold (NaN
+    * Slots of the cache that no row of an item sees are kept out of its results, whatever bytes they hold (NaN
       included). Block table entries of -1 are never read.
     * KV splits have a fixed length, so one row's result does not depend on the requests beside it. Where an
       implementation cannot keep that to the bit, its docstring says so.

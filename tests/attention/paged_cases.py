@@ -99,28 +99,22 @@ def make_case(
     table = torch.full((len(owned), max(owned, default=0) + 2), -1, dtype=torch.int32)
     for index, count in enumerate(owned):
         table[index, :count] = ids[sum(owned[:index]) :][:count]
-    leader = {}
+    pairs = [
+        torch.randn(2, context, shape.num_kv_heads, shape.head_dim, generator=generator).to(dtype)
+        for context in context_lens
+    ]
     for requests, count in prefix_blocks:
         for request in requests:
             table[request, :count] = table[requests[0], :count]
-            leader[request] = (requests[0], count * block_size)
+            pairs[request][:, : count * block_size] = pairs[requests[0]][:, : count * block_size]
 
-    keys: list[torch.Tensor] = []
-    values: list[torch.Tensor] = []
     for index, (queries, context) in enumerate(zip(query_lens, context_lens, strict=True)):
-        pair = torch.randn(2, context, shape.num_kv_heads, shape.head_dim, generator=generator).to(dtype)
-        if index in leader:
-            source, shared = leader[index]
-            if source != index:
-                pair[0, :shared], pair[1, :shared] = keys[source][:shared], values[source][:shared]
         lowest = 0 if window is None else max(0, context - queries - window + 1)
         position = torch.arange(lowest, context)
         block = table[index, position // block_size].long()
-        k_cache[block, :, position % block_size] = pair[0, lowest:]
-        v_cache[block, :, position % block_size] = pair[1, lowest:]
+        k_cache[block, :, position % block_size] = pairs[index][0, lowest:]
+        v_cache[block, :, position % block_size] = pairs[index][1, lowest:]
         table[index, : lowest // block_size] = -1
-        keys.append(pair[0].double())
-        values.append(pair[1].double())
 
     tokens = sum(query_lens)
     width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
@@ -140,8 +134,8 @@ def make_case(
         qkv=torch.randn(tokens, width, generator=generator).to(dtype),
         k_cache=k_cache,
         v_cache=v_cache,
-        keys=keys,
-        values=values,
+        keys=[pair[0].double() for pair in pairs],
+        values=[pair[1].double() for pair in pairs],
         scale=shape.head_dim**-0.5,
         soft_cap=soft_cap,
     )
