@@ -68,7 +68,7 @@ def prompts() -> list[list[int]]:
     rng = random.Random(1)
     shared = [rng.randrange(3, VOCAB) for _ in range(75)]
     made = [[rng.randrange(3, VOCAB) for _ in range(length)] for length in (1, 2, 15, 17, 33)]
-    made += [shared[:length] + [rng.randrange(3, VOCAB)] for length in (5, 16, 31, 40, 63, 75, 75)]
+    made += [[*shared[:length], rng.randrange(3, VOCAB)] for length in (5, 16, 31, 40, 63, 75, 75)]
     return [*made, shared[:64]]
 
 
