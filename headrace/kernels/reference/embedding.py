@@ -22,10 +22,7 @@ def embedding(
         first_row: for a table that holds only the rows of the vocabulary from this one on: ids outside give zeros.
     """
     if first_row is not None:
-        local = ids - first_row
-        is_outside = (local < 0) | (local >= len(weight))
-        embedding(local.masked_fill(is_outside, 0), weight, out, scale)
-        out.masked_fill_(is_outside[:, None], 0.0)
+        _embed_part(ids - first_row, weight, out, scale)
         return
     if weight.dtype == out.dtype:
         torch.index_select(weight, 0, ids, out=out)
@@ -33,6 +30,13 @@ def embedding(
         out.copy_(weight.index_select(0, ids))
     if scale != 1.0:
         out.mul_(torch.tensor(scale, dtype=out.dtype).item())
+
+
+def _embed_part(local_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+    is_outside = (local_ids < 0) | (local_ids >= len(weight))
+    if len(weight):
+        embedding(local_ids.masked_fill(is_outside, 0), weight, out, scale)
+    out.masked_fill_(is_outside[:, None], 0.0)
 
 
 def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:

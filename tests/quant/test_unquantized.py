@@ -1,0 +1,56 @@
+"""Dense shards: one below the other, biases where there are any, whatever the stored type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.errors import UnsupportedModelError
+from headrace.quant.base import Shard, select_method
+from headrace.quant.unquantized import UNQUANTIZED
+from tests.layers.dict_weights import DictWeights, context, random_tensors
+
+TENSORS = random_tensors({"a.weight": (6, 4), "b.weight": (3, 4), "b.bias": (3,)})
+
+
+def shard(name: str, rows: slice, columns: slice, has_bias: bool = False) -> Shard:
+    return Shard(name, (len(TENSORS[f"{name}.weight"]), 4), rows, columns, has_bias)
+
+
+def test_parts_of_shards_are_stacked_with_their_biases() -> None:
+    home = context(DictWeights(TENSORS)).weight_home
+    shards = [
+        shard("a", slice(2, 5), slice(1, 3)),
+        shard("b", slice(1, 3), slice(1, 3), has_bias=True),
+    ]
+    loaded = UNQUANTIZED.load(shards, home)
+    expected = torch.cat((TENSORS["a.weight"][2:5, 1:3], TENSORS["b.weight"][1:3, 1:3]))
+    assert torch.equal(loaded.weight, expected)
+    assert loaded.bias is not None
+    assert torch.equal(loaded.bias, torch.cat((torch.zeros(3), TENSORS["b.bias"][1:3])))
+
+
+def test_the_compute_type_is_what_is_kept() -> None:
+    home = context(DictWeights(TENSORS), dtype=torch.bfloat16).weight_home
+    loaded = UNQUANTIZED.load([shard("a", slice(0, 6), slice(0, 4))], home)
+    assert torch.equal(loaded.weight, TENSORS["a.weight"].bfloat16()) and loaded.bias is None
+
+
+def test_loaded_weights_are_copies() -> None:
+    """A source's tensors may be pages of a file."""
+    loaded = UNQUANTIZED.load(
+        [shard("a", slice(0, 6), slice(0, 4))], context(DictWeights(TENSORS)).weight_home
+    )
+    assert loaded.weight.data_ptr() != TENSORS["a.weight"].data_ptr()
+
+
+@pytest.mark.parametrize("quantization", [None, {"quant_method": "gguf"}])
+def test_known_methods(quantization: dict[str, str] | None) -> None:
+    assert select_method(quantization, "a") is UNQUANTIZED
+
+
+@pytest.mark.parametrize("quantization", [{"quant_method": "gptq", "bits": 4}, {"bits": 4}])
+def test_unknown_methods_are_refused_by_name(quantization: dict[str, object]) -> None:
+    name = repr(quantization.get("quant_method"))
+    with pytest.raises(UnsupportedModelError, match=f"weights of 'a' are quantized with {name}.*known: gguf"):
+        select_method(quantization, "a")
