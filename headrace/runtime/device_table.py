@@ -46,3 +46,15 @@ class DeviceTable:
         numbers = [np.asarray(values, np.int32) for _, _, values in writes]
         flat, changed = upload([np.concatenate(places), np.concatenate(numbers)], self.tensor.device)
         self.tensor.view(-1).index_copy_(0, flat, changed)
+
+    def take(self, places: np.ndarray, device_places: torch.Tensor) -> torch.Tensor:
+        """[N] int64 on the device: the numbers at flat places, given on the host and on the device."""
+        if self.tensor.device.type == "cpu" and self.host is not None:
+            return torch.from_numpy(self.host.reshape(-1)[places].astype(np.int64))
+        return self.tensor.view(-1).index_select(0, device_places).long()
+
+    def take_rows(self, rows: np.ndarray, device_rows: torch.Tensor, num_columns: int) -> torch.Tensor:
+        """[N, num_columns] int32 on the device: the beginning of rows, given on the host and on the device."""
+        if self.tensor.device.type == "cpu" and self.host is not None:
+            return torch.from_numpy(self.host[rows, :num_columns])
+        return self.tensor[:, :num_columns].index_select(0, device_rows)

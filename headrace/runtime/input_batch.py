@@ -75,54 +75,25 @@ class InputBatchBuilder:
 
     def build(self, output: SchedulerOutput) -> InputBatch:
         """The batch of a step whose delta has been applied to the states."""
-        slots = self._states.slots_of(output.request_ids)
-        starts = np.array(output.start_positions, np.int64)
-        counts = np.array(output.num_tokens, np.int64)
-        ends = starts + counts
-        query_starts = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=query_starts[1:])
-        total = int(query_starts[-1])
-        if total == len(counts):  # one token each
-            token_slots, positions = slots, starts
-        else:
-            token_slots = np.repeat(slots, counts)
-            positions = np.arange(total) + np.repeat(starts - query_starts[:-1], counts)
-        places = token_slots * self._table_width + positions
+        step = self._lay_out(output)
         sampled = np.array(output.sampled, np.int64)
-        sampled_slots, sampled_positions = slots[sampled], ends[sampled]
-        groups = range(len(self._specs))
+        sampled_slots, sampled_positions = step.slots[sampled], step.ends[sampled]
+        places = step.token_slots * self._table_width + step.positions
         arrays = [
-            positions,
+            step.positions,
             places,
-            slots,
-            query_starts[sampled + 1] - 1,
+            step.slots,
+            step.query_starts[sampled + 1] - 1,
             self._states.note_sampled(sampled_slots, sampled_positions),
-            *(self._slot_mapping(group, token_slots, positions) for group in groups),
+            *(self._slot_mapping(group, step) for group in range(len(self._specs))),
         ]
         on_device = upload(arrays, self._device)
-        device_positions, device_places, device_slots, sampled_rows, sampled_places = on_device[:5]
-        max_context = int(ends.max())
-        context_lens, plan_starts = ends.astype(np.int32), query_starts.astype(np.int32)
-        prefixes = tuple(_prefix_group(prefix) for prefix in output.shared_prefixes)
-        metadata = [
-            AttentionMetadata(
-                query_starts=plan_starts,
-                context_lens=context_lens,
-                block_table=self._block_table(group, device_slots, max_context),
-                block_size=self._states.block_size,
-                window=self._specs[group].window,
-                shared_prefixes=prefixes,
-            )
-            for group in groups
-        ]
+        positions, device_places, device_slots, sampled_rows, sampled_places = on_device[:5]
         forward = ForwardBatch(
-            num_tokens=total,
-            input_ids=self._states.tokens.tensor.view(-1).index_select(0, device_places).long(),
-            positions=device_positions,
-            groups=tuple(
-                GroupBatch(mapping, backend.plan(data))
-                for mapping, backend, data in zip(on_device[5:], self._backends, metadata, strict=True)
-            ),
+            num_tokens=len(step.positions),
+            input_ids=self._states.tokens.take(places, device_places),
+            positions=positions,
+            groups=self._plan(output, step, device_slots, on_device[5:]),
         )
         return InputBatch(
             forward=forward,
@@ -131,23 +102,54 @@ class InputBatchBuilder:
             sampled_positions=sampled_positions,
             sampled_rows=sampled_rows,
             sampled_places=sampled_places,
-            prompt_rows=self._prompt_rows(output, slots, query_starts),
+            prompt_rows=self._prompt_rows(output, step),
         )
 
-    def _slot_mapping(self, group: int, token_slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def _lay_out(self, output: SchedulerOutput) -> _Layout:
+        slots = self._states.slots_of(output.request_ids)
+        starts = np.array(output.start_positions, np.int64)
+        counts = np.array(output.num_tokens, np.int64)
+        query_starts = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=query_starts[1:])
+        total = int(query_starts[-1])
+        if total == len(counts):  # one token each
+            token_slots, positions = slots, starts
+        else:
+            token_slots = np.repeat(slots, counts)
+            positions = np.arange(total) + np.repeat(starts - query_starts[:-1], counts)
+        return _Layout(slots, starts + counts, query_starts, token_slots, positions)
+
+    def _plan(
+        self,
+        output: SchedulerOutput,
+        step: _Layout,
+        device_slots: torch.Tensor,
+        slot_mappings: Sequence[torch.Tensor],
+    ) -> tuple[GroupBatch, ...]:
+        """Each KV group's attention plan."""
+        num_blocks = -(-int(step.ends.max()) // self._states.block_size)
+        query_starts, context_lens = step.query_starts.astype(np.int32), step.ends.astype(np.int32)
+        prefixes = tuple(_prefix_group(prefix) for prefix in output.shared_prefixes)
+        groups = []
+        for group, (spec, backend) in enumerate(zip(self._specs, self._backends, strict=True)):
+            metadata = AttentionMetadata(
+                query_starts=query_starts,
+                context_lens=context_lens,
+                block_table=self._states.batch_blocks(group, step.slots, device_slots, num_blocks),
+                block_size=self._states.block_size,
+                window=spec.window,
+                shared_prefixes=prefixes,
+            )
+            groups.append(GroupBatch(slot_mappings[group], backend.plan(metadata)))
+        return tuple(groups)
+
+    def _slot_mapping(self, group: int, step: _Layout) -> np.ndarray:
         """[T] int64: where each token's K and V go."""
         size = self._states.block_size
-        blocks = self._states.host_blocks(group)[token_slots, positions // size].astype(np.int64)
-        return blocks * size + positions % size
+        blocks = self._states.host_blocks(group)[step.token_slots, step.positions // size]
+        return blocks.astype(np.int64) * size + step.positions % size
 
-    def _block_table(self, group: int, slots: torch.Tensor, max_context: int) -> torch.Tensor:
-        """[R, blocks of the longest context] int32, in batch order."""
-        num_blocks = -(-max_context // self._states.block_size)
-        return self._states.device_blocks(group)[:, :num_blocks].index_select(0, slots)
-
-    def _prompt_rows(
-        self, output: SchedulerOutput, slots: np.ndarray, query_starts: np.ndarray
-    ) -> list[PromptRows]:
+    def _prompt_rows(self, output: SchedulerOutput, step: _Layout) -> list[PromptRows]:
         rows = []
         for index, request in self._states.prompt_logprobs_of(output.request_ids):
             start = output.start_positions[index]
@@ -155,10 +157,25 @@ class InputBatchBuilder:
             first = max(start, request.prompt_logprobs_from - 1)
             end = min(start + output.num_tokens[index], request.num_prompt_tokens - 1)
             if first < end:
-                offset = int(query_starts[index]) - start
-                target = int(slots[index]) * self._table_width + first + 1
+                offset = int(step.query_starts[index]) - start
+                target = int(step.slots[index]) * self._table_width + first + 1
                 rows.append(PromptRows(request, first + offset, end + offset, target))
         return rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """Where a step's tokens stand, on the host, int64.
+
+    slots, ends: [R], each request's slot and its length after the step.  query_starts: [R+1].
+    token_slots, positions: [T].
+    """
+
+    slots: np.ndarray
+    ends: np.ndarray
+    query_starts: np.ndarray
+    token_slots: np.ndarray
+    positions: np.ndarray
 
 
 def _prefix_group(prefix: SharedPrefix) -> PrefixGroup:

@@ -63,13 +63,13 @@ def cpu_budget_bytes(available_bytes: int, one_request_bytes: int) -> int:
     return max(default, min(one_request_bytes, int(CPU_MAX_SHARE * available_bytes)))
 
 
-def num_kv_blocks(cache: CacheConfig, size: RequestSize, budget_bytes: int, budget_setting: str) -> int:
+def num_kv_blocks(cache: CacheConfig, size: RequestSize, budget_bytes: int, budget_source: str) -> int:
     """Blocks to allocate.
 
     Args:
         cache: ``num_kv_blocks`` is taken as it is; ``kv_cache_bytes`` takes the place of the budget.
         budget_bytes: what the device has for KV blocks.
-        budget_setting: what the user can change to make the budget larger, for the error.
+        budget_source: where the budget comes from, for the error: "free memory" or "gpu_memory_utilization".
 
     Raises:
         ConfigError: not even one request of ``max_model_len`` tokens fits; the message says how many tokens do.
@@ -89,9 +89,10 @@ def num_kv_blocks(cache: CacheConfig, size: RequestSize, budget_bytes: int, budg
     count = max(0, total_bytes) // size.bytes_per_block
     if count < needed:
         fits = size.tokens_in(count)
-        setting = budget_setting if given is None else "kv_cache_bytes"
+        source = budget_source if given is None else "kv_cache_bytes"
+        setting = "kv_cache_bytes" if source == "free memory" else source
         raise ConfigError(
-            f"{_mebibytes(max(0, total_bytes))} for KV blocks ({setting}) hold {fits} tokens of one request, but "
+            f"{_mebibytes(max(0, total_bytes))} for KV blocks ({source}) hold {fits} tokens of one request, but "
             f"max_model_len is {size.max_model_len}, which needs {_mebibytes(needed * size.bytes_per_block)}; set "
             f"{f'max_model_len to {fits} or less' if fits else 'max_model_len lower'}, or raise {setting}"
         )

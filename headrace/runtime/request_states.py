@@ -107,9 +107,14 @@ class RequestStates:
         start = group * self._max_num_seqs
         return self._blocks.host[start : start + self._max_num_seqs]
 
-    def device_blocks(self, group: int) -> torch.Tensor:
-        """The same on the device."""
-        return self._blocks.tensor.narrow(0, group * self._max_num_seqs, self._max_num_seqs)
+    def batch_blocks(
+        self, group: int, slots: np.ndarray, device_slots: torch.Tensor, num_blocks: int
+    ) -> torch.Tensor:
+        """[R, num_blocks] int32 on the device: the beginning of the slots' rows of one group's block table."""
+        offset = group * self._max_num_seqs
+        return self._blocks.take_rows(
+            slots + offset, device_slots + offset if offset else device_slots, num_blocks
+        )
 
     def note_sampled(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Record that a token is put at each position; [R] int64, the places in the flat token table.

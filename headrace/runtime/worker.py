@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from headrace.attention.base import AttentionBackend, AttentionShape, create_backend
-from headrace.checkpoint import ModelArchitecture, load_architecture, resolve_model
+from headrace.checkpoint import ModelArchitecture, ModelSource, load_architecture, resolve_model
 from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput
@@ -63,33 +63,14 @@ class Worker:
         self._device = self._platform.device
         torch.set_num_threads(device.threads or self._platform.default_num_threads())
         source = resolve_model(model.model, revision=model.revision)
-        self._arch = load_architecture(source)
-        self.max_model_len = _resolve_max_model_len(model, self._arch)
-        self.dtype = self._platform.resolve_dtype(model.dtype, self._arch.torch_dtype)
+        self._arch = arch = load_architecture(source)
+        self.max_model_len = _resolve_max_model_len(model, arch)
+        self.dtype = self._platform.resolve_dtype(model.dtype, arch.torch_dtype)
         self.kv_dtype = self.dtype
         if cache.kv_cache_dtype != "auto":
             self.kv_dtype = self._platform.resolve_dtype(cache.kv_cache_dtype, None)
         self._ops = Ops.for_device(self._device, device.kernels)
-        weights = open_weights(
-            source,
-            self._arch,
-            model.load_format,
-            model.seed,
-            None if progress is None else _weight_progress(progress),
-            self._device,
-        )
-        context = LayerContext(
-            ops=self._ops,
-            weights=weights,
-            dtype=self.dtype,
-            device=self._device,
-            arena=Arena(self._device),
-            parallel=ParallelState(),
-            max_model_len=self.max_model_len,
-        )
-        with torch.inference_mode():
-            self._model: CausalLM = build_model(self._arch, context)
-        arch = self._arch
+        self._model: CausalLM | None = self._load_model(model, source, progress)
         self._specs = kv_cache_specs_for(
             arch.layer_windows, arch.num_kv_heads, arch.head_dim, cache.block_size, self.kv_dtype
         )
@@ -124,14 +105,35 @@ class Worker:
 
     def shutdown(self) -> None:
         """Let go of the model and the KV memory."""
-        self._runner = None
-        del self._model
+        self._runner = self._model = None
+
+    def _load_model(self, config: ModelConfig, source: ModelSource, progress: Progress | None) -> CausalLM:
+        weights = open_weights(
+            source,
+            self._arch,
+            config.load_format,
+            config.seed,
+            None if progress is None else _weight_progress(progress),
+            self._device,
+        )
+        context = LayerContext(
+            ops=self._ops,
+            weights=weights,
+            dtype=self.dtype,
+            device=self._device,
+            arena=Arena(self._device),
+            parallel=ParallelState(),
+            max_model_len=self.max_model_len,
+        )
+        with torch.inference_mode():
+            return build_model(self._arch, context)
 
     def _make_runner(self, num_blocks: int) -> ModelRunner:
         """A runner over fresh KV memory of so many blocks."""
         arch, size = self._arch, self._cache.block_size
         layout = KVCacheLayout.for_specs(self._specs, arch.num_kv_heads, arch.head_dim, size, self.kv_dtype)
         kv_cache = KVCache(self._specs, layout, num_blocks, self._device, self._ops.copy_blocks)
+        assert self._model is not None
         self._model.bind_kv_cache(kv_cache)
         shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
         backends: list[AttentionBackend] = [

@@ -41,6 +41,8 @@ def test_too_little_memory_names_the_tokens_and_the_setting() -> None:
         ConfigError, match=r"hold 160 tokens .* max_model_len to 160 or less, or raise kv_cache_bytes"
     ):
         num_kv_blocks(CacheConfig(kv_cache_bytes=10 << 20), size(), 1 << 40, "free memory")
+    with pytest.raises(ConfigError, match=r"\(free memory\) hold 160 tokens .* or raise kv_cache_bytes"):
+        num_kv_blocks(CacheConfig(), size(), 10 << 20, "free memory")
     with pytest.raises(ConfigError, match=r"gpu_memory_utilization.* hold 0 tokens"):
         num_kv_blocks(CacheConfig(), size(), -5, "gpu_memory_utilization")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,7 +58,8 @@ def test_random_comings_and_goings_match_a_plain_record() -> None:
             assert table.tokens.tensor[slot, : len(tokens)].tolist() == tokens
             for group, ids in enumerate(group_blocks):
                 assert table.host_blocks(group)[slot, : len(ids)].tolist() == ids
-                assert table.device_blocks(group)[slot, : len(ids)].tolist() == ids
+                row = np.array([slot])
+                assert table.batch_blocks(group, row, torch.from_numpy(row), len(ids)).tolist() == [ids]
 
 
 def test_appended_tokens_follow_a_sampled_one() -> None:

@@ -38,3 +38,18 @@ def test_table_writes() -> None:
     table.write([(0, 3, [7, 8]), (2, 0, np.array([1, 2, 3]))])
     assert table.tensor.tolist() == [[0, 0, 0, 7, 8], [0] * 5, [1, 2, 3, 0, 0]]
     assert table.host is not None and table.host.tolist() == table.tensor.tolist()
+
+
+def test_takes_agree_with_the_tensor() -> None:
+    table = DeviceTable(3, 5, CPU)
+    table.tensor.copy_(torch.arange(15).view(3, 5))
+    places = np.array([14, 0, 7, 7])
+    taken = table.take(places, torch.from_numpy(places))
+    assert taken.dtype == torch.int64 and taken.tolist() == [14, 0, 7, 7]
+    rows = np.array([2, 0])
+    taken = table.take_rows(rows, torch.from_numpy(rows), 2)
+    assert taken.dtype == torch.int32 and taken.tolist() == [[10, 11], [0, 1]]
+    host, table.host = table.host, None  # as on other devices
+    assert table.take(places, torch.from_numpy(places)).tolist() == [14, 0, 7, 7]
+    assert table.take_rows(rows, torch.from_numpy(rows), 2).tolist() == [[10, 11], [0, 1]]
+    assert host is not None
