@@ -120,7 +120,9 @@ def judge(seed: int = 4, num_essays: int = 60, num_dimensions: int = 6) -> list[
     return requests
 
 
-def rag(seed: int = 5, num_documents: int = 60, num_requests: int = 350, top_k: int = 3) -> list[TraceRequest]:
+def rag(
+    seed: int = 5, num_documents: int = 60, num_requests: int = 350, top_k: int = 3
+) -> list[TraceRequest]:
     """Questions behind retrieved documents, the most relevant first; popular documents come often."""
     source = TokenSource(seed)
     system = source.text(200)

@@ -59,11 +59,10 @@ class BlockPool:
                 continue
             ids.extend(range(start, start + size))
             self._is_free[start : start + size] = bytes(size)
+            self.ref_count[start : start + size] = [1] * size
             if size == 1 or start == self._lowest:
                 self._lowest = start + size
             missing -= size
-        for block in ids:
-            self.ref_count[block] = 1
         self.num_free -= num_blocks
         return ids
 
@@ -72,12 +71,14 @@ class BlockPool:
         ref_count = self.ref_count
         for block in ids:
             if block >= 0:
-                assert ref_count[block] > 0, f"block {block} is shared but nobody holds it"
-                ref_count[block] += 1
+                count = ref_count[block]
+                assert count > 0, f"block {block} is shared but nobody holds it"
+                ref_count[block] = count + 1
 
     def decref(self, ids: Iterable[int], step_id: int = 0) -> None:
         """Remove a holder, whose last step with them was ``step_id``, from each block; -1 entries are skipped."""
         ref_count, last_read_step = self.ref_count, self.last_read_step
+        released: list[int] = []
         for block in ids:
             if block < 0:
                 continue
@@ -87,7 +88,12 @@ class BlockPool:
             assert count >= 0, f"block {block} is released but nobody holds it"
             ref_count[block] = count
             if count == 0:
-                self._release(block)
+                if last_read_step[block] > self.completed_step_id:
+                    self._fence.setdefault(last_read_step[block], []).append(block)
+                    self.num_fenced += 1
+                else:
+                    released.append(block)
+        self._release(released)
 
     def touch(self, ids: Iterable[int], step_id: int) -> None:
         """Step ``step_id`` reads or writes these blocks; -1 entries are skipped."""
@@ -108,8 +114,7 @@ class BlockPool:
         for step_id in [step for step in self._fence if step <= completed_step_id]:
             waiting = self._fence.pop(step_id)
             self.num_fenced -= len(waiting)
-            for block in waiting:
-                self._release(block)
+            self._release(waiting)
 
     def fenced_blocks(self) -> list[int]:
         """Blocks that nobody holds and that wait for a step, in no order."""
@@ -135,15 +140,12 @@ class BlockPool:
             f"{self.num_free} free by count, {sum(self._is_free)} by flag"
         )
 
-    def _release(self, block: int) -> None:
-        step_id = self.last_read_step[block]
-        if step_id > self.completed_step_id:
-            self._fence.setdefault(step_id, []).append(block)
-            self.num_fenced += 1
+    def _release(self, ids: list[int]) -> None:
+        if not ids:
             return
-        self._is_free[block] = 1
-        self.num_free += 1
-        if block < self._lowest:
-            self._lowest = block
-        if block > self._highest:
-            self._highest = block
+        is_free = self._is_free
+        for block in ids:
+            is_free[block] = 1
+        self.num_free += len(ids)
+        self._lowest = min(self._lowest, min(ids))
+        self._highest = max(self._highest, max(ids))

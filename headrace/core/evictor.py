@@ -100,16 +100,9 @@ class Evictor:
             leaves.push(leaf)
 
     def _evict_tail(self, leaf: RadixNode, missing: int, fenced_too: bool) -> bool:
-        """Evict positions from the end of a leaf until ``missing`` blocks are won; False if none may go."""
-        pool, pinned, ref_count = self._pool, self.pinned, self._pool.ref_count
-        num_positions = 0
-        for position in zip(*map(reversed, leaf.blocks), strict=True):
-            if missing <= 0 or any(block in pinned for block in position):
-                break
-            if not fenced_too and any(block >= 0 and pool.is_fenced(block) for block in position):
-                break
-            num_positions += 1
-            missing -= sum(block >= 0 and ref_count[block] == 1 for block in position)
+        """Evict positions from the end of a leaf, at most as many as surely win no more than ``missing`` blocks (or
+        one); False if none may go."""
+        num_positions = self._num_movable(leaf, -(-missing // len(leaf.blocks)), fenced_too)
         if not num_positions:
             return False
         parent = leaf.parent
@@ -122,6 +115,18 @@ class Evictor:
         if not leaf.tokens and parent is not None:
             self.tidy(parent)
         return True
+
+    def _num_movable(self, leaf: RadixNode, num_positions: int, fenced_too: bool) -> int:
+        """How many of the last ``num_positions`` of a leaf may go now."""
+        num_positions = min(num_positions, leaf.num_blocks)
+        last_read_step, fence = self._pool.last_read_step, self._pool.completed_step_id
+        for ids in leaf.blocks:
+            for back, block in enumerate(reversed(ids[-num_positions:] if num_positions else [])):
+                is_fenced = block >= 0 and last_read_step[block] > fence
+                if block in self.pinned or (is_fenced and not fenced_too):
+                    num_positions = back
+                    break
+        return num_positions
 
     def _evict_idle(self, missing: int, before: int, fenced_too: bool) -> bool:
         """Evict idle blocks used earlier than ``before``, at most ``missing``; False if none may go."""
@@ -158,9 +163,8 @@ class Evictor:
 
     def _part_with(self, ids: list[int]) -> None:
         """The tree gives up its references to blocks that have left it."""
-        idle = self.idle
-        for block in ids:
-            if block >= 0:
-                self.num_evicted_blocks += 1
-                idle.pop(block, None)
+        self.num_evicted_blocks += len(ids) - ids.count(-1)
+        if self.idle:
+            for block in ids:
+                self.idle.pop(block, None)
         self._pool.decref(ids)

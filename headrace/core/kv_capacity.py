@@ -18,7 +18,9 @@ def verify_specs(specs: list[KVCacheSpec], num_blocks: int, block_size: int) -> 
                 f"layers {spec.layer_ids} keep one state a request (KV group kind 'state'), which is not supported; "
                 "use a model whose layers are all attention"
             )
-        if (spec.window is not None) != (spec.kind == "sliding") or (spec.window or 1) < 1:
+        if (spec.window is not None) != (spec.kind == "sliding") or (
+            spec.window is not None and spec.window < 1
+        ):
             raise ConfigError(
                 f"a KV group of kind {spec.kind!r} has window {spec.window}; a sliding group needs a window of at "
                 "least 1 token and no other group has one"
