@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -18,6 +17,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class PendingStep(Protocol):
+    """A step whose work is queued on the device."""
+
+    def finish(self) -> ModelRunnerOutput:
+        """Wait for the device and fetch the results."""
+
+
 class StepWorker(Protocol):
     """What the executor drives; all calls come from one thread at a time, in step order."""
 
@@ -30,8 +36,8 @@ class StepWorker(Protocol):
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run a step's forward."""
 
-    def sample_tokens(self, mask: Any | None) -> ModelRunnerOutput:
-        """Sample for it."""
+    def sample_tokens(self, mask: Any | None) -> PendingStep:
+        """Queue the sampling of it on the device."""
 
     def shutdown(self) -> None:
         """Free the device."""
@@ -55,7 +61,6 @@ class InProcessExecutor:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-step")
         self._failure: BaseException | None = None
         self._is_shut_down = False
-        self._forward_s = 0.0
 
     @classmethod
     def from_config(
@@ -85,11 +90,15 @@ class InProcessExecutor:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[None]:
         """Start the forward of one step. Raises EngineDeadError if an earlier step failed."""
-        return self._submit(self._execute, scheduler_output)
+        return self._submit(self._worker.execute_model, scheduler_output)
 
     def sample_tokens(self, mask: Any | None) -> Future[ModelRunnerOutput]:
         """Sample for the step last executed. Raises EngineDeadError if an earlier step failed."""
-        return self._submit(self._sample, mask)
+        launched = self._submit(self._worker.sample_tokens, mask)
+        future = _ResultFuture(launched, self._guarded)
+        if self._thread is None:
+            future.exception()
+        return future
 
     def shutdown(self) -> None:
         """Wait for the steps outstanding and free the device. Calling twice is allowed."""
@@ -112,25 +121,20 @@ class InProcessExecutor:
         return future
 
     def _run(self, call: Callable[[Any], T], argument: Any) -> T:
-        """``call(argument)``, unless the engine is dead; any exception kills it."""
+        """``call(argument)``, unless the engine is dead."""
         self._check_alive(is_queued=True)
+        return self._guarded(lambda: call(argument))
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        """``call()``; any exception of it kills the engine."""
         try:
-            return call(argument)
+            return call()
+        except EngineDeadError:
+            raise
         except Exception as error:
             logger.exception("a step failed; the engine stops")
             self._failure = error
             raise EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}") from error
-
-    def _execute(self, scheduler_output: SchedulerOutput) -> None:
-        start_s = time.perf_counter()
-        self._worker.execute_model(scheduler_output)
-        self._forward_s = time.perf_counter() - start_s
-
-    def _sample(self, mask: Any | None) -> ModelRunnerOutput:
-        start_s = time.perf_counter()
-        output = self._worker.sample_tokens(mask)
-        output.elapsed_ms = 1e3 * (self._forward_s + time.perf_counter() - start_s)
-        return output
 
     def _check_alive(self, is_queued: bool = False) -> None:
         if self._failure is not None:
@@ -138,3 +142,34 @@ class InProcessExecutor:
             raise EngineDeadError(f"the engine stopped: {type(cause).__name__}: {cause}") from cause
         if self._is_shut_down and not is_queued:
             raise EngineDeadError("the engine was shut down")
+
+
+class _ResultFuture(Future[ModelRunnerOutput]):
+    """Results that are fetched from the device by whoever asks for them, so that the thread that feeds the device
+    never waits for it."""
+
+    def __init__(
+        self,
+        launched: Future[PendingStep],
+        guarded: Callable[[Callable[[], ModelRunnerOutput]], ModelRunnerOutput],
+    ) -> None:
+        super().__init__()
+        self._launched = launched
+        self._guarded = guarded
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """Wait for the step and fetch its results. Raises EngineDeadError if it failed."""
+        if not self.done():
+            try:
+                self.set_result(self._guarded(self._launched.result(timeout).finish))
+            except EngineDeadError as error:
+                self.set_exception(error)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the step; its failure or None."""
+        try:
+            self.result(timeout)
+        except EngineDeadError as error:
+            return error
+        return None

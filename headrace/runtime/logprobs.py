@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headrace.core.output import TokenLogprobs
 from headrace.kernels.reference.sampling import log_normalizer, token_ranks, top_tokens
+from headrace.runtime.download import start_download
 from headrace.runtime.row_parts import row_parts
 from headrace.sampling_params import MAX_LOGPROBS
 
@@ -34,6 +35,13 @@ class LogprobTensors:
     top_logprobs: Tensor
     whole_tokens: Tensor
     whole_logprobs: Tensor
+
+    def start_download(self) -> LogprobTensors:
+        """The same on the host, once the device gets there."""
+        return LogprobTensors(
+            self.num_top,
+            *(start_download(getattr(self, name)) for name in self.__dataclass_fields__ if name != "num_top"),
+        )
 
     def to_host(self) -> list[TokenLogprobs]:
         """One entry a row."""

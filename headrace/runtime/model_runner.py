@@ -32,7 +32,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingOutput:
-    """A step's results on their way to the host. ``finish`` waits for the device; nothing before it does."""
+    """A step's results on their way to the host; ``finish`` when the device has passed the step's end."""
 
     step_id: int
     request_ids: list[str]
@@ -42,12 +42,12 @@ class PendingOutput:
     errors: dict[str, str]
 
     def finish(self) -> ModelRunnerOutput:
-        """The results on the host."""
+        """The results. The copies to the host were queued with the step; whoever calls has waited for its end."""
         output = ModelRunnerOutput(self.step_id, prompt_logprobs=self.prompt_logprobs, errors=self.errors)
         if self.sampled is None:
             return output
         tokens = self.sampled.token_ids.tolist()
-        best_logits = self.sampled.best_logits.cpu().numpy()
+        best_logits = self.sampled.best_logits.numpy()
         if not np.isfinite(best_logits).all():
             for row in np.flatnonzero(~np.isfinite(best_logits)).tolist():
                 self.errors.setdefault(self.request_ids[row], _why_broken(float(best_logits[row])))
@@ -133,8 +133,9 @@ class ModelRunner:
         self._batch = self._hidden = None
         prompt_logprobs = self._prompt_logprobs(batch, hidden)
         logprob_rows, sampled = self._sample(batch, hidden, mask)
+        on_host = sampled.start_download() if sampled is not None else None
         return PendingOutput(
-            self._step_id, batch.sampled_ids, logprob_rows, sampled, prompt_logprobs, self._errors
+            self._step_id, batch.sampled_ids, logprob_rows, on_host, prompt_logprobs, self._errors
         )
 
     def _copy_blocks(self, output: SchedulerOutput) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.reference.sampling import row_argmax, sample_rows
+from headrace.runtime.download import start_download
 from headrace.runtime.logprobs import LogprobTensors, compute_logprobs
 from headrace.runtime.penalties import LogitProcessor
 from headrace.runtime.row_parts import row_parts
@@ -62,6 +63,11 @@ class SamplerOutput:
     token_ids: Tensor
     best_logits: Tensor
     logprobs: LogprobTensors | None
+
+    def start_download(self) -> SamplerOutput:
+        """The same on the host, once the device gets there."""
+        logprobs = self.logprobs.start_download() if self.logprobs is not None else None
+        return SamplerOutput(start_download(self.token_ids), start_download(self.best_logits), logprobs)
 
 
 class Sampler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,10 +22,10 @@ from headrace.loader.base import open_weights
 from headrace.models.causal_lm import CausalLM
 from headrace.models.registry import build_model
 from headrace.parallel.state import ParallelState
-from headrace.platforms.base import current_platform
+from headrace.platforms.base import DeviceEvent, current_platform
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
-from headrace.runtime.model_runner import ModelRunner
+from headrace.runtime.model_runner import ModelRunner, PendingOutput
 from headrace.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,22 @@ MAX_LOGITS_BYTES = 64 << 20
 """Of logits at once for log-probabilities of prompts."""
 
 Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step queued on the device, between two events."""
+
+    pending: PendingOutput
+    started: DeviceEvent
+    ended: DeviceEvent
+
+    def finish(self) -> ModelRunnerOutput:
+        """Wait for the step's end; its results, with the time that the device took."""
+        self.ended.wait()
+        output = self.pending.finish()
+        output.elapsed_ms = self.started.elapsed_ms(self.ended)
+        return output
 
 
 class Worker:
@@ -96,12 +113,17 @@ class Worker:
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run a step's forward."""
         assert self._runner is not None, "the worker was shut down"
+        self._started = self._platform.new_event()
+        self._started.record()
         self._runner.execute_model(scheduler_output)
 
-    def sample_tokens(self, mask: Any | None) -> ModelRunnerOutput:
-        """Sample for it, and wait for the results."""
+    def sample_tokens(self, mask: Any | None) -> TimedStep:
+        """Sample for it; nothing here waits for the device."""
         assert self._runner is not None, "the worker was shut down"
-        return self._runner.sample_tokens(mask).finish()
+        pending = self._runner.sample_tokens(mask)
+        ended = self._platform.new_event()
+        ended.record()
+        return TimedStep(pending, self._started, ended)
 
     def shutdown(self) -> None:
         """Let go of the model and the KV memory."""

@@ -15,6 +15,18 @@ from headrace.errors import EngineDeadError
 from headrace.runtime.executor import InProcessExecutor
 
 
+class RecordedStep:
+    """What the worker queued; fetching step 3 fails if asked for."""
+
+    def __init__(self, step_id: int, fail_in: str) -> None:
+        self._step_id, self._fail_in = step_id, fail_in
+
+    def finish(self) -> ModelRunnerOutput:
+        if self._fail_in == "finish" and self._step_id == 3:
+            raise ValueError("boom")
+        return ModelRunnerOutput(self._step_id)
+
+
 class RecordingWorker:
     """Remembers its calls and their threads; step 3 fails in the phase asked for."""
 
@@ -36,9 +48,9 @@ class RecordingWorker:
         self._step_id = scheduler_output.step_id
         self._note("execute")
 
-    def sample_tokens(self, mask: Any | None) -> ModelRunnerOutput:
+    def sample_tokens(self, mask: Any | None) -> RecordedStep:
         self._note("sample")
-        return ModelRunnerOutput(self._step_id)
+        return RecordedStep(self._step_id, self._fail_in)
 
     def shutdown(self) -> None:
         self.num_shutdowns += 1
@@ -73,7 +85,7 @@ def test_the_caller_goes_on_while_a_step_runs() -> None:
     executor.execute_model(SchedulerOutput(1))
     future = executor.sample_tokens(None)
     assert time.perf_counter() - start_s < 0.04 and not future.done()
-    assert future.result(5).elapsed_ms >= 95.0
+    assert future.result(5).step_id == 1 and time.perf_counter() - start_s >= 0.095
     executor.shutdown()
 
 
@@ -99,6 +111,19 @@ def test_a_failing_step_kills_the_engine(outstanding: int, fail_in: str) -> None
     assert max(step for _, step in worker.calls) == 3, "nothing runs after the failure"
     with pytest.raises(EngineDeadError, match="boom"):
         executor.execute_model(SchedulerOutput(9))
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("outstanding", [1, 3])
+def test_results_that_cannot_be_fetched_kill_the_engine(outstanding: int) -> None:
+    executor = InProcessExecutor(RecordingWorker("finish"), outstanding)
+    for step_id in range(1, 4):
+        executor.execute_model(SchedulerOutput(step_id))
+        future = executor.sample_tokens(None)
+    with pytest.raises(EngineDeadError, match="boom"):
+        future.result(5)
+    with pytest.raises(EngineDeadError, match="boom"):
+        executor.execute_model(SchedulerOutput(4))
     executor.shutdown()
 
 

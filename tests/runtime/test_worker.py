@@ -91,7 +91,7 @@ def generate(worker: Worker, chunks: list[int], companions: int = 0, num_output:
         ]
         batch.insert(len(batch) // 2, (main, chunks[step] if step < len(chunks) else 1))
         worker.execute_model(maker.step(batch))
-        output = worker.sample_tokens(None)
+        output = worker.sample_tokens(None).finish()
         tokens += dict(zip(output.request_ids, output.sampled_token_ids, strict=True)).get("main", [])
     return tokens
 
