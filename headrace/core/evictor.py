@@ -39,14 +39,17 @@ class Evictor:
         self._num_full_groups = num_full_groups
         self._tier = tier
 
-    def evict(self, num_free_wanted: int) -> None:
+    def evict(self, num_free_wanted: int, num_spare: int = 0) -> None:
         """Evict until the pool has so many free blocks, counting those that the tier took and will release.
 
         Blocks that a step in flight may read would be fenced, not free, so they are passed over at first. If the
         others do not suffice they go too, and fewer blocks are free until the step has completed.
+
+        num_spare: further blocks to free if they are at hand, since many at a time cost little more than one.
         """
-        self._evict(num_free_wanted, fenced_too=False)
-        self._evict(num_free_wanted, fenced_too=True)
+        self._evict(num_free_wanted + num_spare, fenced_too=False)
+        if self._pool.num_free + len(self.in_transfer) < num_free_wanted:
+            self._evict(num_free_wanted, fenced_too=True)
 
     def tidy(self, node: RadixNode) -> None:
         """``node`` may have become an unlocked leaf, or lost blocks: queue it; forget what of it holds no block."""
@@ -87,15 +90,13 @@ class Evictor:
             if missing <= 0:
                 break
             leaf = leaves.oldest() if self._num_full_groups and len(passed_over) < MAX_PASSED_OVER else None
-            if self._evict_idle(missing, leaf.access_time if leaf is not None else FOREVER, fenced_too):
+            before = leaf.access_time if leaf is not None else FOREVER
+            if self.idle and self._evict_idle(missing, before, fenced_too):
                 continue
             if leaf is None:
                 break
-            leaves.pop()
             if not self._evict_tail(leaf, missing, fenced_too):
-                passed_over.append(leaf)
-            elif leaf.tokens:
-                leaves.push(leaf)
+                passed_over.append(leaves.pop())
         for leaf in passed_over:
             leaves.push(leaf)
 
@@ -118,14 +119,16 @@ class Evictor:
 
     def _num_movable(self, leaf: RadixNode, num_positions: int, fenced_too: bool) -> int:
         """How many of the last ``num_positions`` of a leaf may go now."""
-        num_positions = min(num_positions, leaf.num_blocks)
-        last_read_step, fence = self._pool.last_read_step, self._pool.completed_step_id
+        last_read_step, fence, pinned = self._pool.last_read_step, self._pool.completed_step_id, self.pinned
         for ids in leaf.blocks:
-            for back, block in enumerate(reversed(ids[-num_positions:] if num_positions else [])):
-                is_fenced = block >= 0 and last_read_step[block] > fence
-                if block in self.pinned or (is_fenced and not fenced_too):
-                    num_positions = back
+            num_movable = 0
+            for block in reversed(ids[-num_positions:]):
+                if block in pinned or (not fenced_too and block >= 0 and last_read_step[block] > fence):
                     break
+                num_movable += 1
+            num_positions = num_movable
+            if not num_movable:
+                break
         return num_positions
 
     def _evict_idle(self, missing: int, before: int, fenced_too: bool) -> bool:

@@ -20,6 +20,8 @@ from headrace.core.radix_cache import RadixCache
 from headrace.core.radix_tree import RadixNode
 from headrace.core.request import Request, RequestStatus
 
+MAX_SPARE_BLOCKS = 16  # freed beyond need at an eviction, if that is no more than 0.2 % of the pool
+
 
 class KVCacheManager:
     """Hands KV blocks to requests and keeps what may be shared.
@@ -55,6 +57,7 @@ class KVCacheManager:
         self._copies = PendingCopies(self.cache)
         self._committer = BlockCommitter(self.cache, block_size)
         self._requests: dict[Request, None] = {}
+        self._num_spare_blocks = min(MAX_SPARE_BLOCKS, num_blocks // 512)
         self._stats = KVCacheStats()
 
     # ---- counts ---------------------------------------------------------------------------------------------
@@ -327,7 +330,7 @@ class KVCacheManager:
         if pool.num_free < wanted:
             if pool.num_free + self.cache.num_evictable_blocks < wanted:
                 return None
-            self.cache.evict(wanted)
+            self.cache.evict(wanted, self._num_spare_blocks)
             if pool.num_free < wanted:
                 return None
         return [pool.allocate(num_blocks) for _ in self.specs]

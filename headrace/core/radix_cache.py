@@ -165,9 +165,9 @@ class RadixCache:
 
     # ---- leaving --------------------------------------------------------------------------------------------
 
-    def evict(self, num_free_wanted: int) -> None:
+    def evict(self, num_free_wanted: int, num_spare: int = 0) -> None:
         """Evict until the pool has so many free blocks; see ``Evictor.evict``."""
-        self.evictor.evict(num_free_wanted)
+        self.evictor.evict(num_free_wanted, num_spare)
 
     def release_transfer(self, ids: list[int]) -> None:
         """The tier is done with blocks that it took; -1 entries are skipped."""

@@ -63,7 +63,7 @@ class RadixTree:
     homes: {block id of a tracked group: (its node, group)}.
     clock: rises with each use of the tree; nodes carry the time of their last use.
     version: rises with each change that makes an earlier match invalid (a block left or was replaced, a node's end
-        moved); splits do not count, since a node that is split keeps its end.
+        moved, a root was forgotten); splits do not count, since a node that is split keeps its end.
     """
 
     def __init__(self, block_size: int, num_groups: int, tracked_groups: tuple[int, ...] = ()) -> None:
@@ -88,6 +88,7 @@ class RadixTree:
         """Forget a root that has neither children nor locks."""
         if not root.children and not root.num_locks:
             self.roots.pop(root.namespace, None)
+            self.version += 1
 
     def tick(self) -> int:
         """The next time on the clock."""

@@ -114,6 +114,17 @@ def test_a_match_that_is_out_of_date_is_made_again() -> None:
     kv.check_integrity([request, other])
 
 
+def test_a_match_whose_namespace_was_forgotten_meanwhile_is_made_again() -> None:
+    kv = KVCacheManager([full()], 8, 4)
+    other, request = make_request(text(0, 9), "other"), make_request(text(0, 9))
+    assert admit(kv, other)
+    match = kv.match(request, 8)
+    kv.free(other)
+    assert not kv.cache.tree.roots
+    assert kv.admit(request, match, 9, 2)
+    kv.check_integrity([request])
+
+
 def test_the_only_source_may_be_evicted_rather_than_copied() -> None:
     """A request that needs all blocks gets them, though one of them would have saved it some tokens."""
     kv = KVCacheManager([full()], 6, 4, min_copy_tokens=2)
