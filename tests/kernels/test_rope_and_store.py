@@ -25,7 +25,11 @@ def exact_head(
 @pytest.mark.parametrize("kv_dtype", DTYPES)
 @pytest.mark.parametrize("has_norms", [False, True])
 @pytest.mark.parametrize("num_tokens", [0, 1, 7])
-def test_rope_and_store(dtype: torch.dtype, kv_dtype: torch.dtype, has_norms: bool, num_tokens: int) -> None:
+@pytest.mark.parametrize("is_joint", [False, True])
+def test_rope_and_store(
+    dtype: torch.dtype, kv_dtype: torch.dtype, has_norms: bool, num_tokens: int, is_joint: bool
+) -> None:
+    """is_joint: V lies behind K in a block, or in memory of its own."""
     generator = torch.Generator().manual_seed(num_tokens)
     original = torch.randn(num_tokens, (H + 2 * K) * D, generator=generator).to(dtype)
     norms = [torch.rand(D, generator=generator) + 0.5 if has_norms else None for _ in range(2)]
@@ -33,8 +37,8 @@ def test_rope_and_store(dtype: torch.dtype, kv_dtype: torch.dtype, has_norms: bo
     positions = torch.randint(50, (num_tokens,), generator=generator)
     slots = torch.randperm(NUM_BLOCKS * B, generator=generator)[:num_tokens]
     # Two layers of a block: the op gets views of one, strided over blocks.
-    cache = torch.full((NUM_BLOCKS, 2, 2, K, B, D), 9.0, dtype=kv_dtype)
-    k_cache, v_cache = cache[:, 1, 0], cache[:, 1, 1]
+    caches = [torch.full((NUM_BLOCKS, 2, 2, K, B, D), 9.0, dtype=kv_dtype) for _ in range(2)]
+    k_cache, v_cache = caches[0][:, 1, 0], caches[not is_joint][:, 1, 1]
 
     qkv = original.clone()
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
@@ -55,6 +59,9 @@ def test_rope_and_store(dtype: torch.dtype, kv_dtype: torch.dtype, has_norms: bo
         assert torch.equal(v_cache[block, :, place], original.view_as(heads)[token, H + K :].to(kv_dtype))
         untouched[slot] = False
     assert torch.equal(got[:, H + K :], heads[:, H + K :])
-    assert (cache[:, 0] == 9.0).all()
-    by_slot = cache[:, 1].permute(0, 3, 1, 2, 4).reshape(NUM_BLOCKS * B, -1)
-    assert (by_slot[untouched] == 9.0).all()
+    for cache in caches:
+        assert (cache[:, 0] == 9.0).all()
+        by_slot = cache[:, 1].permute(0, 3, 1, 2, 4).reshape(NUM_BLOCKS * B, -1)
+        assert (by_slot[untouched] == 9.0).all()
+    if not is_joint:
+        assert (caches[0][:, :, 1] == 9.0).all() and (caches[1][:, :, 0] == 9.0).all()

@@ -61,8 +61,16 @@ def _store(
     keys_values: torch.Tensor, slot_mapping: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
 ) -> None:
     """keys_values: [T, 2K, D]."""
-    num_kv_heads, block_size = k_cache.shape[1:3]
-    keys, values = keys_values.to(k_cache.dtype).split(num_kv_heads, dim=1)
-    place = (slot_mapping >> (block_size.bit_length() - 1), slot_mapping & (block_size - 1))
-    k_cache.transpose(1, 2).index_put_(place, keys)
-    v_cache.transpose(1, 2).index_put_(place, values)
+    num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
+    block, place = slot_mapping >> (block_size.bit_length() - 1), slot_mapping & (block_size - 1)
+    keys_values = keys_values.to(k_cache.dtype)
+    plane_size = block_size * head_dim
+    if v_cache.data_ptr() - k_cache.data_ptr() == num_kv_heads * plane_size * k_cache.element_size():
+        # V's planes follow K's, as in a KVCacheLayout: one scatter, which halves the time of a small step.
+        strides = (k_cache.stride(0), head_dim, plane_size, 1)
+        both = torch.as_strided(k_cache, (num_blocks, block_size, 2 * num_kv_heads, head_dim), strides)
+        both.index_put_((block, place), keys_values)
+    else:
+        keys, values = keys_values.split(num_kv_heads, dim=1)
+        k_cache.transpose(1, 2).index_put_((block, place), keys)
+        v_cache.transpose(1, 2).index_put_((block, place), values)
