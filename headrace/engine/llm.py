@@ -78,7 +78,7 @@ class LLM:
                 ``{"prompt_token_ids": [...]}``, the latter two with an optional ``cache_salt``.
             sampling_params: one for all, or one a prompt; the defaults when left out.
             use_tqdm: show a progress bar on stderr.
-            priority: one a prompt, lower first; counts with ``policy="priority"``.
+            priority: one a prompt, lower first; needs ``policy="priority"``.
 
         Raises: RequestError for a prompt or parameter that is wrong, before anything runs. Later failures end their
             own request alone: it gets ``finish_reason`` "error" and the message in ``error``.
@@ -168,6 +168,10 @@ class LLM:
         core = self._living_core()
         wanted = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each("sampling_params", wanted, len(prompts))
+        if priority is not None and core.scheduler.config.policy != "priority":
+            raise RequestError(
+                'priority needs an engine with policy="priority"; this one has "fcfs"', param="priority"
+            )
         priorities = _one_each("priority", 0 if priority is None else priority, len(prompts))
         inputs = []
         for prompt, own_params, rank in zip(prompts, params, priorities, strict=True):

@@ -220,6 +220,24 @@ def test_repeated_prompts_hit_the_prefix_cache_unless_salted(engine: Engine) -> 
     assert third.num_cached_tokens == 0
 
 
+def test_priorities() -> None:
+    order: list[str] = []
+
+    def model(token_ids: list[int], child_index: int) -> int:
+        first = TOKENIZER.token_text(token_ids[0])
+        if first not in order:
+            order.append(first)
+        return after(token_ids[-1])
+
+    ranked = Engine(model, policy="priority", max_num_seqs=1)
+    params = SamplingParams(max_tokens=3)
+    outputs = ranked.llm.generate(["a", "k", "x"], params, use_tqdm=False, priority=[3, 2, 1])
+    assert [o.outputs[0].text for o in outputs] == ["bcd", "lmn", "yza"] and order == ["x", "k", "a"]
+    with pytest.raises(RequestError, match='policy="priority"'):
+        Engine().llm.generate(["a"], params, use_tqdm=False, priority=[1])
+    ranked.check_idle()
+
+
 def test_seeds_of_a_request_and_of_the_engine() -> None:
     """A request's own seed reaches the data plane; without one the engine draws seeds, the same in each start."""
 
