@@ -15,12 +15,12 @@ def complete_step(
     lifecycle: Lifecycle, estimator: OutputLengthEstimator, step: Step, output: ModelRunnerOutput
 ) -> list[EngineCoreOutput]:
     """Apply the results of the oldest step in flight; the news of every request that has some."""
-    _commit_progress(lifecycle, step)
     news: list[EngineCoreOutput] = []
+    if output.errors:  # before anything is committed: what a failed step wrote must not be shared
+        _fail_requests(lifecycle, step, output, news)
+    _commit_progress(lifecycle, step)
     if output.prompt_logprobs:
         _deliver_prompt_logprobs(step, output, news)
-    if output.errors:
-        _fail_requests(lifecycle, step, output, news)
     now = lifecycle.clock()
     any_ended = bool(output.errors)
     for request, tokens in _sampled_pairs(step, output):
