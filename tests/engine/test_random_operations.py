@@ -114,3 +114,23 @@ def test_a_failing_request_ends_alone() -> None:
     bad = harness.answers.pop(("bad", 0))
     assert bad.finish_reason == "error" and bad.message == "logits are not finite" and len(bad.token_ids) == 4
     harness.check_answers()
+
+
+def test_what_a_failed_step_wrote_is_not_shared() -> None:
+    from tests.engine.core_harness import next_token
+
+    failures = ["logits are not finite"]
+
+    def failing_once(token_ids: list[int], child_index: int) -> int:
+        if failures:
+            raise RequestError(failures.pop())
+        return next_token(token_ids, child_index)
+
+    harness = CoreHarness(max_steps_outstanding=1, executor_options={"next_token": failing_once})
+    harness.add("broken", list(range(1, 14)))
+    harness.run()
+    assert harness.answers.pop(("broken", 0)).finish_reason == "error"
+    harness.add("again", list(range(1, 14)))
+    harness.run()
+    assert harness.answers[("again", 0)].num_cached_tokens == 0
+    harness.check_answers()
