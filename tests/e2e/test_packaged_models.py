@@ -22,7 +22,7 @@ from tests.e2e.tiny_models import Comparison, greedy_reference
 NUM_OUTPUT = 64
 TEXT = (
     "The headrace carries water from the weir to the wheel. In 1847 the miller, Mrs. O'Leary, paid £12.50 for a new "
-    "sluice gate: 3 boards of elm, 14 iron straps, and a day's work for two men. Der Müller sagte: „Das Wasser ist kalt.“"
+    "sluice gate: 3 boards of elm, 14 iron straps, and a day's work for two men. Der Müller sagte: „Kaltes Wasser.“"
     " def fib(n):\n    return n if n < 2 else fib(n - 1) + fib(n - 2)\n\nQ: What is 17 + 25?\nA: 42\n"
 )
 
