@@ -35,7 +35,9 @@ class Recorder(CostModel):
         super().observe(features, elapsed_ms)
 
 
-def run_mix(core: EngineCore, rng: random.Random, count: int, prompts: tuple[int, int], outputs: int, wave: int) -> None:
+def run_mix(
+    core: EngineCore, rng: random.Random, count: int, prompts: tuple[int, int], outputs: int, wave: int
+) -> None:
     """Requests of random lengths, some of them arriving later, until all are done."""
     names = iter(range(count))
     pending = count
@@ -53,7 +55,9 @@ def run_mix(core: EngineCore, rng: random.Random, count: int, prompts: tuple[int
 def summary(model: CostModel, seen: list[Observation]) -> str:
     errors = sorted(abs(model.predict_ms(features) / ms - 1) for features, ms in seen)
     at = lambda q: 100 * errors[min(len(errors) - 1, int(q * len(errors)))]  # noqa: E731
-    return f"{len(errors)} steps, relative error P50 {at(0.5):.1f} %, P90 {at(0.9):.1f} %, P99 {at(0.99):.1f} %"
+    return (
+        f"{len(errors)} steps, relative error P50 {at(0.5):.1f} %, P90 {at(0.9):.1f} %, P99 {at(0.99):.1f} %"
+    )
 
 
 def main() -> None:

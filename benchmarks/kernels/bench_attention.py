@@ -1,8 +1,9 @@
 """Time of the attention op a layer, and of planning a step, for decode and prefill shapes.
 
 Every layer of the model has its own slice of the cache and the layers are run in turn, as in a forward pass, so
-nothing is measured on a cache-hot copy; a figure is the mean of each layer's fastest run. "GB/s" counts K and V of the visible context once; "GF/s" counts the
-products that causal attention needs. "first extra" is what the op spends once a step on top (indices, masks).
+nothing is measured on a cache-hot copy; a figure is the mean of each layer's fastest run. "GB/s" counts K and V of
+the visible context once; "GF/s" counts the products that causal attention needs. "first extra" is what the op spends
+once a step on top (indices, masks).
 
     OMP_NUM_THREADS=2 python benchmarks/kernels/bench_attention.py --backend reference
 """
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=1.0, help="measuring time of each figure")
+    parser.add_argument("--only", default="", help="measure only cases whose name contains this")
     args = parser.parse_args()
     shape = AttentionShape(args.heads, args.kv_heads, args.head_dim)
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
@@ -150,6 +152,8 @@ def main() -> None:
     print(f"{args.backend} {args.dtype} {shape} block {args.block_size}, {torch.get_num_threads()} threads")
     print(f"{'case':24}{'plan us':>9}{'first extra us':>16}{'layer us':>10}{'GB/s':>7}{'GF/s':>7}  note")
     for name, (query_lens, context_lens) in cases.items():
+        if args.only not in name:
+            continue
         step = make_step(query_lens, context_lens, shape, args.layers, args.block_size, dtype, device)
 
         timer = LayerTimer(OPS[args.backend], step, shape, args.layers, device)
