@@ -10,6 +10,7 @@ inter-token latency of the streams (P50, P90, P99) and the prompts' time to firs
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 import time
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace, batching: str, max_stall_ms: float) -> float:
     while any(stream.num_output_tokens < 24 for stream in streams):
         core.step()
     times = streams[0].timeline.token_times[-20:]
-    calm_ms = 1e3 * statistics.median(b - a for a, b in zip(times, times[1:], strict=False))
+    calm_ms = 1e3 * statistics.median(b - a for a, b in itertools.pairwise(times))
     first_tokens: list[float] = []
     start = time.monotonic()
     for number in range(args.prompts):
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace, batching: str, max_stall_ms: float) -> float:
     gaps = []
     for stream in streams:
         times = [t for t in stream.timeline.token_times if t >= start]
-        gaps += [1e3 * (b - a) for a, b in zip(times, times[1:], strict=False)]
+        gaps += [1e3 * (b - a) for a, b in itertools.pairwise(times)]
     p50, p90, p99 = (percentile(gaps, q) for q in (0.5, 0.9, 0.99))
     print(
         f"{batching:14s} max_stall_ms {max_stall_ms:6.0f}: undisturbed step {calm_ms:.1f} ms; with prompts ITL P50 "

@@ -96,8 +96,8 @@ def main() -> None:
         best = max(results, key=lambda result: float(result["output_tok_s"]))
         rows.append({"model": args.model, "workload": name, **best})
         print(
-            f"{name:10s} {best['output_tok_s']:9.1f} tok/s out {best['input_tok_s']:10.1f} in, wall {best['wall_s']:.2f} s, "
-            f"{best['steps']} steps of {best['step_ms']:.2f} ms on the device, busy {100 * best['device_share']:.1f} %",
+            f"{name:10s} {best['output_tok_s']:9.1f} tok/s out {best['input_tok_s']:10.1f} in, "
+            f"wall {best['wall_s']:.2f} s, {best['steps']} steps of {best['step_ms']:.2f} ms on the device, busy {100 * best['device_share']:.1f} %",
             flush=True,
         )
     if args.json:
