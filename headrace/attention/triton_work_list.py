@@ -1,0 +1,212 @@
+"""The planner of the Triton kernels: like ``headrace.attention.work_list``, but cut and ordered for a GPU.
+
+A tile of few query rows (a decode) is short, any other long; short items come first, long ones by falling length, so
+that the last programs to finish have little left to do. Everything is computed for all requests at once.
+
+Legend: R requests, N gathered query rows, I items, P partial results, M merged rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.attention.metadata import AttentionMetadata
+from headrace.kernels.triton.attention_work import TileRows
+
+Ints = npt.NDArray[np.int64]
+
+_NEVER = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """How long the KV splits of a tile are: a power of two that depends on the tile's own request alone.
+
+    A context is cut into at most ``max_splits``, and a tile no finer than fills a GPU together with the other tiles
+    of its request (or of its shared prefix), its sisters.
+
+    Attributes:
+        num_kv_heads: each is a unit of work of its own.
+        min_short_tokens, min_long_tokens: the finest cut of short and of long tiles.
+        num_units: units of work that fill a GPU.
+    """
+
+    num_kv_heads: int
+    min_short_tokens: int = 256
+    min_long_tokens: int = 2048
+    max_splits: int = 32
+    num_units: int = 264
+
+    def lengths(self, context: Ints, num_sisters: Ints, is_short: npt.NDArray[np.bool_]) -> Ints:
+        """Split length of each tile, from where its view ends (``context``)."""
+        short = np.maximum(_power_of_two(-(-context // self.max_splits)), self.min_short_tokens)
+        if is_short.all():
+            return short
+        wanted = np.clip(self.num_units // (num_sisters * self.num_kv_heads), 1, self.max_splits)
+        long = np.maximum(_power_of_two(-(-context // wanted)), self.min_long_tokens)
+        return np.where(is_short, short, np.where(wanted > 1, long, _NEVER))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TritonWorkList:
+    """The arrays of an ``AttentionPlan`` by name, on the host at their exact lengths; the first items are short."""
+
+    arrays: dict[str, Ints]
+    num_short: int
+
+    def length(self, name: str) -> int:
+        """Entries of one array."""
+        return len(self.arrays[name])
+
+
+@dataclass(slots=True, eq=False)
+class _Tiles:
+    """Tiles of query rows, each with the KV range [low, high) that some of its rows see.
+
+    row_start, num_rows: into the gathered query rows.
+    request: whose block table holds the range.
+    num_sisters: tiles of the same request or prefix.
+    is_merged: the rows have items elsewhere too, so even a single item writes partials.
+    """
+
+    row_start: Ints
+    num_rows: Ints
+    request: Ints
+    low: Ints
+    high: Ints
+    num_sisters: Ints
+    is_merged: npt.NDArray[np.bool_]
+
+
+def build_triton_work_list(metadata: AttentionMetadata, rows: TileRows, split: SplitRule) -> TritonWorkList:
+    """Plan one step of one KV group. Reads lengths only, never the block table's entries."""
+    starts = metadata.query_starts.astype(np.int64)
+    context_lens = metadata.context_lens.astype(np.int64)
+    query_lens = np.diff(starts)
+    request = np.repeat(np.arange(len(query_lens)), query_lens)
+    tokens = np.arange(len(request))
+    positions = tokens + (context_lens - starts[1:])[request]
+    tiles = _request_tiles(metadata, starts, context_lens, rows)
+    if metadata.shared_prefixes:
+        shared_rows, shared = _prefix_tiles(metadata, starts, positions, rows)
+        shared.row_start += len(tokens)
+        tokens = np.concatenate((tokens, shared_rows))
+        both: list[Any] = [
+            np.concatenate((getattr(tiles, name), getattr(shared, name))) for name in _Tiles.__slots__
+        ]
+        tiles = _Tiles(*both)
+    return _cut(tokens, positions[tokens], tiles, rows, split)
+
+
+def _request_tiles(metadata: AttentionMetadata, starts: Ints, context_lens: Ints, rows: TileRows) -> _Tiles:
+    """Each request's own rows against its own range, from the end of its shared prefix on."""
+    query_lens = np.diff(starts)
+    num_tiles = -(-query_lens // rows.long)
+    request, index = _ranges(num_tiles)
+    done = index * rows.long
+    num_rows = np.minimum(query_lens[request] - done, rows.long)
+    first = (context_lens - query_lens)[request] + done
+    low = np.zeros_like(first)
+    if metadata.shared_prefixes:
+        prefix_lens = np.zeros_like(context_lens)
+        for group in metadata.shared_prefixes:
+            prefix_lens[group.requests] = group.num_blocks * metadata.block_size
+        low = prefix_lens[request]
+    is_merged = low > 0
+    if metadata.window is not None:
+        low = np.maximum(low, first - (metadata.window - 1))
+    return _Tiles(
+        starts[request] + done, num_rows, request, low, first + num_rows, num_tiles[request], is_merged
+    )
+
+
+def _prefix_tiles(
+    metadata: AttentionMetadata, starts: Ints, positions: Ints, rows: TileRows
+) -> tuple[Ints, _Tiles]:
+    """Rows [N'] gathered from the requests of each shared prefix, and their tiles against it."""
+    groups = metadata.shared_prefixes
+    members = np.concatenate([group.requests for group in groups])
+    lengths = np.diff(starts)[members]
+    member, offset = _ranges(lengths)
+    gathered = starts[members][member] + offset
+    row_bounds = np.concatenate(([0], np.cumsum(lengths)))
+    group_ends = np.cumsum([len(group.requests) for group in groups])
+    bounds = row_bounds[np.concatenate(([0], group_ends))]
+    group_rows = np.diff(bounds)
+    num_tiles = -(-group_rows // rows.long)
+    group, index = _ranges(num_tiles)
+    done = index * rows.long
+    row_start = bounds[group] + done
+    high = np.array([entry.num_blocks for entry in groups])[group] * metadata.block_size
+    low = np.zeros_like(high)
+    if metadata.window is not None and len(gathered):
+        earliest = np.minimum.reduceat(positions[gathered], row_start)
+        low = np.clip(earliest - (metadata.window - 1), 0, high)
+    request = np.array([entry.requests[0] for entry in groups], dtype=np.int64)[group]
+    num_rows = np.minimum(group_rows[group] - done, rows.long)
+    tiles: list[Any] = [row_start, num_rows, request, low, high, num_tiles[group], np.ones(len(low), bool)]
+    seen = low < high
+    return gathered, _Tiles(*(values[seen] for values in tiles))
+
+
+def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: SplitRule) -> TritonWorkList:
+    """Cut every tile's range at multiples of its split length, order the items, number partials, list reductions."""
+    is_short_tile = tiles.num_rows <= rows.short
+    length = split.lengths(tiles.high, tiles.num_sisters, is_short_tile)
+    first_split = tiles.low // length
+    num_splits = (tiles.high - 1) // length - first_split + 1
+    tile, index = _ranges(num_splits)
+    cut = (first_split[tile] + index) * length[tile]
+    start = np.maximum(tiles.low[tile], cut)
+    end = np.minimum(tiles.high[tile], cut + length[tile])
+    is_partial = (tiles.is_merged | (num_splits > 1))[tile]
+    is_short = is_short_tile[tile]
+    if not is_short.all():
+        order = np.argsort(np.where(is_short, -_NEVER, start - end), kind="stable")
+        tile, start, end, is_partial = tile[order], start[order], end[order], is_partial[order]
+
+    num_rows, row_start = tiles.num_rows[tile], tiles.row_start[tile]
+    partial_rows = num_rows * is_partial
+    item, offset = _ranges(partial_rows)
+    reduce_rows, reduce_starts, reduce_slots = _group_by_token(tokens[row_start[item] + offset])
+    arrays = {
+        "query_rows": tokens,
+        "row_positions": positions,
+        "item_request": tiles.request[tile],
+        "item_kv_start": start,
+        "item_kv_end": end,
+        "item_row_start": row_start,
+        "item_num_rows": num_rows,
+        "item_partial_start": np.where(is_partial, np.cumsum(partial_rows) - partial_rows, -1),
+        "reduce_rows": reduce_rows,
+        "reduce_starts": reduce_starts,
+        "reduce_slots": reduce_slots,
+    }
+    return TritonWorkList(arrays, int(np.count_nonzero(is_short)))
+
+
+def _group_by_token(token_of_slot: Ints) -> tuple[Ints, Ints, Ints]:
+    """Partials [P] sorted by their token: (distinct tokens [M], starts [M+1], slots [P])."""
+    slots = np.argsort(token_of_slot, kind="stable")
+    ordered = token_of_slot[slots]
+    is_first = np.ones(len(ordered), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    firsts = np.flatnonzero(is_first)
+    return ordered[firsts], np.append(firsts, len(ordered)), slots
+
+
+def _ranges(counts: Ints) -> tuple[Ints, Ints]:
+    """For counts [2, 3]: owners [0, 0, 1, 1, 1] and indices within them [0, 1, 0, 1, 2]."""
+    ends = np.cumsum(counts)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - (ends - counts)[owner]
+
+
+def _power_of_two(values: Ints) -> Ints:
+    """The next power of two."""
+    exponents = np.ceil(np.log2(np.maximum(values, 1))).astype(np.int64)
+    return np.left_shift(np.ones_like(exponents), exponents)

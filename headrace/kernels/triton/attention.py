@@ -1,0 +1,129 @@
+"""attention: paged attention over a plan's work list.
+
+FlashDecoding (Dao et al.) for short tiles, FlashAttention 2 for long ones, both over paged blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from headrace.kernels.triton.attention_kernels import (
+    TileConfig,
+    long_tiles_kernel,
+    merge_kernel,
+    short_tiles_kernel,
+)
+from headrace.kernels.triton.attention_tiles import LaunchShape, long_launch, short_launch
+from headrace.kernels.triton.attention_work import AttentionWork, PackedWork, TileRows, pack_plan
+from headrace.kernels.triton.launch import launch_options, num_multiprocessors
+
+WORK_KEY = "triton"
+"""Where a plan's ``derived`` holds its ``PackedWork``."""
+
+_MERGED_AT_ONCE = 8
+_MERGES_PER_MULTIPROCESSOR = 16
+
+
+def attention(
+    qkv: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    plan: AttentionWork,
+    out: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    scale: float,
+    soft_cap: float | None = None,
+) -> None:
+    """See ``headrace.kernels.reference.attention.attention``.
+
+    K and V have the strides of ``KVCacheLayout``: within a block, heads, slots and dims are contiguous. A row's
+    result does not depend on the other requests of the step.
+    """
+    block_size = k_cache.shape[2]
+    assert k_cache.stride()[1:] == v_cache.stride()[1:] == (block_size * head_dim, head_dim, 1)
+    work = plan.derived.get(WORK_KEY)
+    if work is None:
+        work = plan.derived[WORK_KEY] = pack_plan(plan, num_heads // num_kv_heads)
+    if work.num_short + work.num_long == 0 and not work.is_fixed:
+        return
+    partials, log_sums = work.partials(num_heads, head_dim)
+    strides = (qkv.stride(0), out.stride(0), plan.block_table.stride(0), k_cache.stride(0))
+    tensors = (qkv, k_cache, v_cache, out, partials, log_sums, plan.block_table, work.buffer)
+    arguments = (*tensors, *strides, scale, soft_cap or 0.0, plan.window or 0)
+    shape = {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "block_d": triton.next_power_of_2(head_dim),
+        "block_size": block_size,
+        "has_window": plan.window is not None,
+        "has_soft_cap": soft_cap is not None,
+        "precision": "ieee" if qkv.dtype == torch.float32 else "tf32",
+    }
+    if work.num_long:
+        _run_long(arguments, shape, work, qkv.dtype)
+    if work.num_short or work.is_fixed:
+        _run_short(arguments, shape, work, qkv.dtype)
+    if work.num_reductions or work.is_fixed:
+        _merge(work, partials, log_sums, out, num_heads, head_dim)
+
+
+def _run_short(
+    arguments: tuple[Any, ...], shape: dict[str, Any], work: PackedWork, dtype: torch.dtype
+) -> None:
+    launch = short_launch(shape["num_heads"] // shape["num_kv_heads"], shape["block_d"], dtype)
+    config = _config(shape, launch)
+    grid = _grid(launch.programs_per_multiprocessor, work.num_short * config.num_kv_heads, work)
+    short_tiles_kernel[grid](
+        *arguments, C=config, num_warps=launch.num_warps, num_stages=1, **launch_options()
+    )
+
+
+def _run_long(
+    arguments: tuple[Any, ...], shape: dict[str, Any], work: PackedWork, dtype: torch.dtype
+) -> None:
+    launch = long_launch(shape["block_d"], dtype)
+    config = _config(shape, launch)
+    num_subtiles = triton.cdiv(TileRows.for_group(config.group).long * config.group, config.block_m)
+    grid = _grid(launch.programs_per_multiprocessor, work.num_long * num_subtiles * config.num_kv_heads, work)
+    long_tiles_kernel[grid](
+        *arguments, num_subtiles, C=config, num_warps=launch.num_warps, num_stages=1, **launch_options()
+    )
+
+
+def _merge(
+    work: PackedWork,
+    partials: torch.Tensor,
+    log_sums: torch.Tensor,
+    out: torch.Tensor,
+    num_heads: int,
+    head_dim: int,
+) -> None:
+    merge_kernel[_grid(_MERGES_PER_MULTIPROCESSOR, work.num_reductions * num_heads, work)](
+        partials,
+        log_sums,
+        out,
+        work.buffer,
+        out.stride(0),
+        num_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_P=_MERGED_AT_ONCE,
+        num_warps=1,
+        **launch_options(),
+    )
+
+
+def _config(shape: dict[str, Any], launch: LaunchShape) -> TileConfig:
+    return TileConfig(**shape, block_m=launch.block_m, block_n=launch.block_n, num_stages=launch.num_stages)
+
+
+def _grid(per_multiprocessor: int, num_units: int, work: PackedWork) -> tuple[int]:
+    """A persistent grid, no larger than the work where that is known."""
+    most = per_multiprocessor * num_multiprocessors(work.buffer.device)
+    return (most if work.is_fixed else min(most, num_units),)

@@ -1,0 +1,325 @@
+"""Kernels of ``attention``: short tiles (decodes), long tiles (prompt chunks), and the merging of partials.
+
+All query heads of one KV head are rows of one tile, so that K and V are read once for them. A short tile is bound by
+the bandwidth of reading KV: many loads in flight. A long tile is bound by its matrix products: keys that every row
+sees need no mask, so they are done in a loop of their own. Scores are kept in units of log2(e), so that exp2 serves.
+
+Every kernel is a persistent grid over units of work (item and KV head). What the work is it reads from one int32
+buffer, ``plan``: see ``headrace.kernels.triton.attention_work``.
+
+Legend: H query heads, K KV heads, G = H / K, D head dim, B block size, M rows of a tile (query rows x G), N keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+from headrace.kernels.triton import attention_work as work
+from headrace.kernels.triton.launch import let_next_start, wait_for_previous
+
+HIDDEN = tl.constexpr(-1.0e30)
+"""Score of a key that a row must not see: finite, so that a row that sees none of an item's keys gets a partial of
+weight zero instead of NaN."""
+
+# Places in the plan's buffer.
+NUM_ITEMS = tl.constexpr(work.NUM_ITEMS)
+NUM_REDUCTIONS = tl.constexpr(work.NUM_REDUCTIONS)
+NUM_SHORT = tl.constexpr(work.NUM_SHORT)
+ROWS_AT = tl.constexpr(work.ROWS_AT)
+ITEMS_AT = tl.constexpr(work.ITEMS_AT)
+REDUCE_ROWS_AT = tl.constexpr(work.REDUCE_ROWS_AT)
+REDUCE_STARTS_AT = tl.constexpr(work.REDUCE_STARTS_AT)
+REDUCE_SLOTS_AT = tl.constexpr(work.REDUCE_SLOTS_AT)
+ITEM_SIZE = tl.constexpr(work.ITEM_SIZE)
+REQUEST = tl.constexpr(work.ITEM_FIELDS.index("item_request"))
+KV_START = tl.constexpr(work.ITEM_FIELDS.index("item_kv_start"))
+KV_END = tl.constexpr(work.ITEM_FIELDS.index("item_kv_end"))
+ROW_START = tl.constexpr(work.ITEM_FIELDS.index("item_row_start"))
+ROW_COUNT = tl.constexpr(work.ITEM_FIELDS.index("item_num_rows"))
+PARTIAL_START = tl.constexpr(work.ITEM_FIELDS.index("item_partial_start"))
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+_FAR = tl.constexpr(1 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """What a kernel is compiled for.
+
+    block_d: head_dim rounded up to a power of two.
+    block_m: rows of a tile, ``group`` for every query row.
+    block_n: keys of one round.
+    num_stages: rounds of keys in flight, the one being computed included.
+    precision: of products; "ieee" for fp32, else ignored.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_d: int
+    block_size: int
+    block_m: int
+    block_n: int
+    num_stages: int
+    has_window: bool
+    has_soft_cap: bool
+    precision: str
+
+    @property
+    def group(self) -> int:
+        """Query heads of one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def head_stride(self) -> int:
+        """Elements from one KV head of a block to the next."""
+        return self.block_size * self.head_dim
+
+
+@triton.jit
+def _scaled(product, scale, soft_cap, C: tl.constexpr):
+    """Products of queries and keys as capped scores, times log2(e)."""
+    if C.has_soft_cap:
+        # cap * tanh(x / cap), with tanh(y) = 1 - 2 / (1 + exp(2 y))
+        exponent = product * (scale * 2.0 * LOG2_E / soft_cap)
+        return soft_cap * LOG2_E * (1.0 - 2.0 / (1.0 + tl.exp2(exponent)))
+    else:
+        return product * (scale * LOG2_E)
+
+
+@triton.jit
+def _load_kv(start, offsets, dim, inside, C: tl.constexpr, IS_MASKED: tl.constexpr):
+    """[N, D] keys or values, zero where a slot is not ``inside`` the range.
+
+    Slots outside may hold anything, NaN included, which even a weight of zero would let into the result.
+    """
+    if IS_MASKED:
+        mask = inside[:, None]
+        if C.block_d != C.head_dim:
+            mask = mask & (dim < C.head_dim)[None, :]
+        return tl.load(start + offsets, mask=mask, other=0.0)
+    elif C.block_d != C.head_dim:
+        return tl.load(start + offsets, mask=(dim < C.head_dim)[None, :], other=0.0)
+    else:
+        return tl.load(start + offsets)
+
+
+@triton.jit
+def _attend(
+    q, top, total, acc, k_ptr, v_ptr, table, positions, start, stop, end, block_stride, scale, soft_cap, window,
+    C: tl.constexpr, IS_MASKED: tl.constexpr,
+):  # fmt: skip
+    """The online softmax of a tile over keys [start, stop), ``block_n`` at a time; those from ``end`` on do not exist.
+
+    The block ids of the next keys are loaded one round ahead, so that the loads of K and V wait for no other load.
+    """
+    dim = tl.arange(0, C.block_d)
+    lane = tl.arange(0, C.block_n)
+    key = start + lane
+    blocks = tl.load(table + key // C.block_size, mask=key < end, other=0)
+    for first in tl.range(start, stop, C.block_n, num_stages=C.num_stages):
+        key = first + lane
+        place = blocks.to(tl.int64) * block_stride + (key % C.block_size) * C.head_dim
+        offsets = place[:, None] + dim[None, :]
+        k = _load_kv(k_ptr, offsets, dim, key < end, C, IS_MASKED)
+        v = _load_kv(v_ptr, offsets, dim, key < end, C, IS_MASKED)
+        following = key + C.block_n
+        blocks = tl.load(table + following // C.block_size, mask=following < end, other=0)
+        product = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=C.precision)
+        if IS_MASKED or C.has_soft_cap:
+            score = _scaled(product, scale, soft_cap, C)
+            if IS_MASKED:
+                is_seen = (key[None, :] <= positions[:, None]) & (key < end)[None, :]
+                if C.has_window:
+                    is_seen = is_seen & (key[None, :] > positions[:, None] - window)
+                score = tl.where(is_seen, score, HIDDEN)
+            new_top = tl.maximum(top, tl.max(score, axis=1))
+            weight = tl.exp2(score - new_top[:, None])
+        else:  # the scaling is part of the subtraction
+            new_top = tl.maximum(top, tl.max(product, axis=1) * (scale * LOG2_E))
+            weight = tl.exp2(product * (scale * LOG2_E) - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weight, axis=1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weight.to(q.dtype), v.to(q.dtype), acc, input_precision=C.precision)
+        top = new_top
+    return top, total, acc
+
+
+@triton.jit
+def _load_queries(qkv_ptr, qkv_stride, rows_ptr, row_start, row, head, is_row, C: tl.constexpr):
+    """(token [M], position [M], q [M, D]) of a tile's rows; 0 where there is no row."""
+    dim = tl.arange(0, C.block_d)
+    token = tl.load(rows_ptr + (row_start + row) * 2, mask=is_row, other=0)
+    position = tl.load(rows_ptr + (row_start + row) * 2 + 1, mask=is_row, other=0)
+    place = token.to(tl.int64)[:, None] * qkv_stride + head[:, None] * C.head_dim + dim[None, :]
+    q = tl.load(qkv_ptr + place, mask=is_row[:, None] & (dim < C.head_dim)[None, :], other=0.0)
+    return token, position, q
+
+
+@triton.jit
+def _store_tile(
+    acc, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row, partial_start,
+    C: tl.constexpr,
+):  # fmt: skip
+    """A tile's rows to the output, or to partial slots with their log2-sum-exp."""
+    dim = tl.arange(0, C.block_d)
+    mask = is_row[:, None] & (dim < C.head_dim)[None, :]
+    result = acc / total[:, None]
+    if partial_start < 0:
+        place = token.to(tl.int64)[:, None] * out_stride + head[:, None] * C.head_dim + dim[None, :]
+        tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        slot = (partial_start + row).to(tl.int64) * C.num_heads + head
+        tl.store(partials_ptr + slot[:, None] * C.head_dim + dim[None, :], result, mask=mask)
+        tl.store(log_sums_ptr + slot, top + tl.log2(total), mask=is_row)
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"])
+def short_tiles_kernel(
+    qkv_ptr, k_ptr, v_ptr, out_ptr, partials_ptr, log_sums_ptr, table_ptr, plan_ptr,
+    qkv_stride, out_stride, table_stride, block_stride, scale, soft_cap, window,
+    C: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The short items: tiles of few rows, so every round of keys is masked and none is cut at a row's end."""
+    let_next_start(PDL)
+    m = tl.arange(0, C.block_m)
+    row = m // C.group
+    wait_for_previous(PDL)
+    rows_ptr = plan_ptr + tl.load(plan_ptr + ROWS_AT)
+    items_ptr = plan_ptr + tl.load(plan_ptr + ITEMS_AT)
+    num_units = tl.load(plan_ptr + NUM_SHORT) * C.num_kv_heads
+    for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
+        item = items_ptr + (unit // C.num_kv_heads) * ITEM_SIZE
+        kv_head = unit % C.num_kv_heads
+        table = table_ptr + tl.load(item + REQUEST).to(tl.int64) * table_stride
+        start = tl.load(item + KV_START)
+        end = tl.load(item + KV_END)
+        is_row = row < tl.load(item + ROW_COUNT)
+        head = kv_head * C.group + m % C.group
+        token, positions, q = _load_queries(
+            qkv_ptr, qkv_stride, rows_ptr, tl.load(item + ROW_START), row, head, is_row, C
+        )
+        top = tl.full([C.block_m], HIDDEN, tl.float32)
+        total = tl.full([C.block_m], 0.0, tl.float32)
+        acc = tl.full([C.block_m, C.block_d], 0.0, tl.float32)
+        k_start = k_ptr + kv_head * C.head_stride
+        v_start = v_ptr + kv_head * C.head_stride
+        top, total, acc = _attend(
+            q, top, total, acc, k_start, v_start, table, positions, start, end, end, block_stride, scale,
+            soft_cap, window, C, True,
+        )  # fmt: skip
+        _store_tile(
+            acc, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row,
+            tl.load(item + PARTIAL_START), C,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["table_stride", "window", "num_subtiles"])
+def long_tiles_kernel(
+    qkv_ptr, k_ptr, v_ptr, out_ptr, partials_ptr, log_sums_ptr, table_ptr, plan_ptr,
+    qkv_stride, out_stride, table_stride, block_stride, scale, soft_cap, window, num_subtiles,
+    C: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The other items, each in subtiles of ``block_m`` rows.
+
+    Three loops over a subtile's keys: where the window begins, where all rows see all keys, where their views end.
+    """
+    let_next_start(PDL)
+    m = tl.arange(0, C.block_m)
+    wait_for_previous(PDL)
+    rows_ptr = plan_ptr + tl.load(plan_ptr + ROWS_AT)
+    items_ptr = plan_ptr + tl.load(plan_ptr + ITEMS_AT)
+    first_item = tl.load(plan_ptr + NUM_SHORT)
+    units_per_item = num_subtiles * C.num_kv_heads
+    num_units = (tl.load(plan_ptr + NUM_ITEMS) - first_item) * units_per_item
+    for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
+        item = items_ptr + (first_item + unit // units_per_item) * ITEM_SIZE
+        kv_head = unit % C.num_kv_heads
+        row_m = (unit % units_per_item) // C.num_kv_heads * C.block_m + m
+        row = row_m // C.group
+        is_row = row < tl.load(item + ROW_COUNT)
+        if tl.min(row) < tl.load(item + ROW_COUNT):
+            table = table_ptr + tl.load(item + REQUEST).to(tl.int64) * table_stride
+            start = tl.load(item + KV_START)
+            end = tl.load(item + KV_END)
+            head = kv_head * C.group + row_m % C.group
+            token, positions, q = _load_queries(
+                qkv_ptr, qkv_stride, rows_ptr, tl.load(item + ROW_START), row, head, is_row, C
+            )
+            lowest = tl.min(tl.where(is_row, positions, _FAR))
+            highest = tl.max(positions)
+            end = tl.minimum(end, highest + 1)
+            full_start = start
+            if C.has_window:
+                start = tl.maximum(start, lowest - window + 1)
+                rounds = tl.cdiv(tl.maximum(highest - window + 1 - start, 0), C.block_n)
+                full_start = start + rounds * C.block_n
+            full_rounds = tl.maximum(tl.minimum(end, lowest + 1) - full_start, 0) // C.block_n
+            full_end = full_start + full_rounds * C.block_n
+            top = tl.full([C.block_m], HIDDEN, tl.float32)
+            total = tl.full([C.block_m], 0.0, tl.float32)
+            acc = tl.full([C.block_m, C.block_d], 0.0, tl.float32)
+            k_start = k_ptr + kv_head * C.head_stride
+            v_start = v_ptr + kv_head * C.head_stride
+            if C.has_window:
+                top, total, acc = _attend(
+                    q, top, total, acc, k_start, v_start, table, positions, start, tl.minimum(full_start, end),
+                    end, block_stride, scale, soft_cap, window, C, True,
+                )  # fmt: skip
+            top, total, acc = _attend(
+                q, top, total, acc, k_start, v_start, table, positions, full_start, full_end, end, block_stride,
+                scale, soft_cap, window, C, False,
+            )  # fmt: skip
+            top, total, acc = _attend(
+                q, top, total, acc, k_start, v_start, table, positions, full_end, end, end, block_stride, scale,
+                soft_cap, window, C, True,
+            )  # fmt: skip
+            _store_tile(
+                acc, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row,
+                tl.load(item + PARTIAL_START), C,
+            )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_heads"])
+def merge_kernel(
+    partials_ptr, log_sums_ptr, out_ptr, plan_ptr, out_stride, num_heads,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Each (row, head) of the reductions: its partials, weighted by their share of the whole sum, in slot order."""
+    let_next_start(PDL)
+    dim = tl.arange(0, BLOCK_D)
+    in_dim = dim < HEAD_DIM
+    wait_for_previous(PDL)
+    reduce_rows_ptr = plan_ptr + tl.load(plan_ptr + REDUCE_ROWS_AT)
+    reduce_starts_ptr = plan_ptr + tl.load(plan_ptr + REDUCE_STARTS_AT)
+    reduce_slots_ptr = plan_ptr + tl.load(plan_ptr + REDUCE_SLOTS_AT)
+    num_units = tl.load(plan_ptr + NUM_REDUCTIONS) * num_heads
+    for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
+        merge = unit // num_heads
+        head = unit % num_heads
+        end = tl.load(reduce_starts_ptr + merge + 1)
+        top = HIDDEN
+        total = 0.0
+        acc = tl.zeros([BLOCK_D], tl.float32)
+        for first in range(tl.load(reduce_starts_ptr + merge), end, BLOCK_P):
+            index = first + tl.arange(0, BLOCK_P)
+            inside = index < end
+            slot = tl.load(reduce_slots_ptr + index, mask=inside, other=0).to(tl.int64) * num_heads + head
+            log_sum = tl.load(log_sums_ptr + slot, mask=inside, other=HIDDEN)
+            part = tl.load(
+                partials_ptr + slot[:, None] * HEAD_DIM + dim[None, :],
+                mask=inside[:, None] & in_dim[None, :],
+                other=0.0,
+            )
+            new_top = tl.maximum(top, tl.max(log_sum, axis=0))
+            weight = tl.where(inside, tl.exp2(log_sum - new_top), 0.0)
+            shrink = tl.exp2(top - new_top)
+            total = total * shrink + tl.sum(weight, axis=0)
+            acc = acc * shrink + tl.sum(part * weight[:, None], axis=0)
+            top = new_top
+        place = out_ptr + tl.load(reduce_rows_ptr + merge).to(tl.int64) * out_stride + head * HEAD_DIM + dim
+        tl.store(place, (acc / total).to(out_ptr.dtype.element_ty), mask=in_dim)

@@ -1,0 +1,74 @@
+"""What every launch needs to know of the device: how many programs fill it, and programmatic dependent launch.
+
+With programmatic dependent launch (compute capability 9 and up) a kernel may start while the one before it still runs.
+Every kernel here lets the next one start at once (``let_next_start``) and calls ``wait_for_previous`` before it touches
+anything that an earlier kernel wrote or reads: what stands before the wait (weights into the L2, table lookups of
+constants) overlaps with the previous kernel. A kernel that waits has waited for all before it, since each of them did.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.runtime import driver
+
+INTERPRETED: bool = knobs.runtime.interpret
+"""Whether kernels run in Triton's interpreter, on the CPU."""
+
+_DEPENDENT_LAUNCH_ARCH = 90
+_INTERPRETED_MULTIPROCESSORS = 3
+
+
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of the device; a small number in the interpreter, so that persistent loops go round there."""
+    if INTERPRETED:
+        return _INTERPRETED_MULTIPROCESSORS
+    active = driver.active
+    index = active.get_current_device() if device.index is None else device.index
+    return int(active.utils.get_device_properties(index)["multiprocessor_count"])
+
+
+@functools.cache
+def has_dependent_launch() -> bool:
+    """Whether the current device has programmatic dependent launch."""
+    return not INTERPRETED and int(driver.active.get_current_target().arch) >= _DEPENDENT_LAUNCH_ARCH
+
+
+@functools.cache
+def launch_options() -> dict[str, Any]:
+    """Keyword arguments of every launch: the kernel's ``PDL`` and what asks the driver for it."""
+    return {"PDL": True, "launch_pdl": True} if has_dependent_launch() else {"PDL": False}
+
+
+@triton.jit
+def let_next_start(PDL: tl.constexpr):
+    """Allow the next kernel to start as soon as all programs of this one have."""
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Wait until everything that earlier kernels wrote is there, and everything they read may be overwritten."""
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def prefetch_rows(pointers, NUM_BYTES: tl.constexpr):
+    """Ask for NUM_BYTES (a multiple of 16) at each of the 16-byte aligned pointers to come to the L2 cache."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; // dummy $0",
+        "=r,l,r",
+        [pointers, tl.full(pointers.shape, NUM_BYTES, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -1,0 +1,166 @@
+"""Kernels of ``sampling`` that go over whole rows of logits in chunks, many programs a row.
+
+Legend: R rows, V vocabulary, C chunks of a row, S numbers in a chunk.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from headrace.kernels.triton.launch import let_next_start, wait_for_previous
+
+
+@triton.jit
+def load_logits(row_ptr, col, num_tokens):
+    """fp32 logits of a row; -inf past its end."""
+    return tl.load(row_ptr + col, mask=col < num_tokens, other=-float("inf"))
+
+
+@triton.jit
+def weights_of(logits, row_max, temperature):
+    """exp((logit - max) / temperature), in [0, 1]; the same bits wherever it is called."""
+    return tl.exp((logits - row_max) / temperature)
+
+
+@triton.jit
+def _just_below(value, limit):
+    """``value``, but less than ``limit`` > 0, which rounding may have reached. float64."""
+    below = (limit.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)
+    return tl.minimum(value, below)
+
+
+@triton.jit
+def chunk_argmax_kernel(
+    logits_ptr, values_ptr, ids_ptr, row_stride, num_tokens, CHUNK: tl.constexpr, PDL: tl.constexpr
+):
+    """Largest number of each chunk and its lowest index; NaN counts as largest."""
+    let_next_start(PDL)
+    row = tl.program_id(1).to(tl.int64)
+    chunk = tl.program_id(0)
+    col = chunk * CHUNK + tl.arange(0, CHUNK)
+    wait_for_previous(PDL)
+    logits = load_logits(logits_ptr + row * row_stride, col, num_tokens)
+    is_nan = logits != logits
+    logits = tl.where(is_nan, float("inf"), logits)
+    best = tl.max(logits, axis=0)
+    index = tl.min(tl.where((logits == best) & (col < num_tokens), col, num_tokens - 1), axis=0)
+    has_nan = tl.max(is_nan.to(tl.int32), axis=0) > 0
+    place = row * tl.num_programs(0) + chunk
+    tl.store(values_ptr + place, tl.where(has_nan, float("nan"), best))
+    tl.store(ids_ptr + place, index)
+
+
+@triton.jit(do_not_specialize=["num_chunks"])
+def row_argmax_kernel(
+    chunk_values_ptr, chunk_ids_ptr, values_ptr, ids_ptr, num_chunks, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """The best of each row's chunks."""
+    let_next_start(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, BLOCK)
+    inside = chunk < num_chunks
+    wait_for_previous(PDL)
+    values = tl.load(chunk_values_ptr + row * num_chunks + chunk, mask=inside, other=-float("inf"))
+    ids = tl.load(chunk_ids_ptr + row * num_chunks + chunk, mask=inside, other=0x7FFFFFFF)
+    is_nan = values != values
+    keys = tl.where(is_nan, float("inf"), values)
+    best = tl.max(keys, axis=0)
+    has_nan = tl.max(is_nan.to(tl.int32), axis=0) > 0
+    index = tl.min(tl.where((keys == best) & inside, ids, 0x7FFFFFFF), axis=0)
+    tl.store(values_ptr + row, tl.where(has_nan, float("nan"), best))
+    tl.store(ids_ptr + row, index.to(tl.int64))
+
+
+@triton.jit
+def chunk_sums_kernel(
+    logits_ptr, row_max_ptr, temperature_ptr, threshold_ptr, sums_ptr, row_stride, num_tokens,
+    CHUNK: tl.constexpr, HAS_THRESHOLD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Sum of the weights of each chunk, in float64 [R, C]; those below the row's threshold are left out."""
+    let_next_start(PDL)
+    row = tl.program_id(1).to(tl.int64)
+    chunk = tl.program_id(0)
+    col = chunk * CHUNK + tl.arange(0, CHUNK)
+    wait_for_previous(PDL)
+    logits = load_logits(logits_ptr + row * row_stride, col, num_tokens)
+    weights = weights_of(logits, tl.load(row_max_ptr + row), tl.load(temperature_ptr + row))
+    if HAS_THRESHOLD:
+        weights = tl.where(weights >= tl.load(threshold_ptr + row), weights, 0.0)
+    tl.store(sums_ptr + row * tl.num_programs(0) + chunk, tl.sum(weights.to(tl.float64), axis=0))
+
+
+@triton.jit(do_not_specialize=["num_chunks"])
+def pick_kernel(
+    logits_ptr, row_max_ptr, temperature_ptr, threshold_ptr, sums_ptr, uniform_ptr, ids_ptr, row_stride,
+    num_tokens, num_chunks,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, HAS_THRESHOLD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The first index whose running sum of weights exceeds uniform * sum: by chunk, then within the chunk."""
+    let_next_start(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, BLOCK)
+    wait_for_previous(PDL)
+    sums = tl.load(sums_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
+    running = tl.cumsum(sums, axis=0)
+    total = tl.max(running, axis=0)
+    target = _just_below(tl.load(uniform_ptr + row) * total, total)
+    chosen = tl.minimum(tl.sum((running <= target).to(tl.int32), axis=0), num_chunks - 1)
+    before = tl.max(tl.where(chunk < chosen, running, 0.0), axis=0)
+
+    col = chosen * CHUNK + tl.arange(0, CHUNK)
+    logits = load_logits(logits_ptr + row * row_stride, col, num_tokens)
+    weights = weights_of(logits, tl.load(row_max_ptr + row), tl.load(temperature_ptr + row))
+    if HAS_THRESHOLD:
+        weights = tl.where(weights >= tl.load(threshold_ptr + row), weights, 0.0)
+    inner = tl.cumsum(weights.to(tl.float64), axis=0)
+    rest = _just_below(target - before, tl.max(inner, axis=0))
+    place = chosen * CHUNK + tl.sum((inner <= rest).to(tl.int32), axis=0)
+    tl.store(ids_ptr + row, tl.minimum(place, num_tokens - 1).to(tl.int64))
+
+
+@triton.jit
+def chunk_log_sum_kernel(
+    logits_ptr, tops_ptr, sums_ptr, row_stride, num_tokens, CHUNK: tl.constexpr, PDL: tl.constexpr
+):
+    """Largest logit of each chunk, and the sum of exp(logit - largest)."""
+    let_next_start(PDL)
+    row = tl.program_id(1).to(tl.int64)
+    chunk = tl.program_id(0)
+    wait_for_previous(PDL)
+    logits = load_logits(logits_ptr + row * row_stride, chunk * CHUNK + tl.arange(0, CHUNK), num_tokens)
+    top = tl.max(logits, axis=0)
+    weights = tl.where(logits == -float("inf"), 0.0, tl.exp(logits - top))
+    place = row * tl.num_programs(0) + chunk
+    tl.store(tops_ptr + place, top)
+    tl.store(sums_ptr + place, tl.sum(weights.to(tl.float64), axis=0))
+
+
+@triton.jit(do_not_specialize=["num_chunks"])
+def log_sum_kernel(tops_ptr, sums_ptr, out_ptr, num_chunks, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """log(sum(exp(row))) of each row from its chunks."""
+    let_next_start(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, BLOCK)
+    inside = chunk < num_chunks
+    wait_for_previous(PDL)
+    tops = tl.load(tops_ptr + row * num_chunks + chunk, mask=inside, other=-float("inf"))
+    sums = tl.load(sums_ptr + row * num_chunks + chunk, mask=inside, other=0.0)
+    top = tl.max(tops, axis=0)
+    shares = tl.where(tops == -float("inf"), 0.0, tl.exp(tops - top))
+    total = tl.sum(sums * shares.to(tl.float64), axis=0)
+    tl.store(out_ptr + row, (tl.log(total) + top.to(tl.float64)).to(tl.float32))
+
+
+@triton.jit
+def chunk_larger_kernel(
+    logits_ptr, token_logits_ptr, counts_ptr, row_stride, num_tokens, CHUNK: tl.constexpr, PDL: tl.constexpr
+):
+    """How many numbers of each chunk are larger than the row's own."""
+    let_next_start(PDL)
+    row = tl.program_id(1).to(tl.int64)
+    chunk = tl.program_id(0)
+    wait_for_previous(PDL)
+    logits = load_logits(logits_ptr + row * row_stride, chunk * CHUNK + tl.arange(0, CHUNK), num_tokens)
+    larger = (logits > tl.load(token_logits_ptr + row)).to(tl.int32)
+    tl.store(counts_ptr + row * tl.num_programs(0) + chunk, tl.sum(larger, axis=0))

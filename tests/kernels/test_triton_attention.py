@@ -1,0 +1,204 @@
+"""The Triton attention op against dense float64 attention, and its planner."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from headrace.attention.base import AttentionShape, PlanLimits, create_backend
+from headrace.attention.metadata import AttentionPlan
+from headrace.attention.triton import TritonBackend
+from headrace.attention.triton_work_list import SplitRule, build_triton_work_list
+from headrace.kernels.triton.attention import attention
+from headrace.kernels.triton.attention_work import TileRows
+from tests.kernels.paged_step import PagedStep, make_step
+from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
+
+SMALL = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=16)
+TINY_SPLITS = {"min_short_tokens": 32, "min_long_tokens": 64}
+
+
+class FineBackend(TritonBackend):
+    """Splits so fine that small contexts have many."""
+
+    def __init__(self, shape: AttentionShape, limits: PlanLimits | None = None) -> None:
+        super().__init__(shape, DEVICE, limits)
+        self._split = SplitRule(shape.num_kv_heads, **TINY_SPLITS)
+
+
+def run(step: PagedStep, plan: AttentionPlan, dtype: torch.dtype | None = None) -> torch.Tensor:
+    shape = step.shape
+    width = shape.num_heads * shape.head_dim
+    out = torch.full((len(step.qkv), width), torch.nan, dtype=dtype or step.qkv.dtype, device=DEVICE)
+    heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    attention(step.qkv, step.k_cache, step.v_cache, plan, out, *heads, step.scale, step.soft_cap)
+    return out
+
+
+def check(step: PagedStep, plan: AttentionPlan | None = None) -> None:
+    plan = plan or FineBackend(step.shape).plan(step.metadata)
+    assert relative_error(run(step, plan), step.oracle()) < max_error(step.qkv.dtype)
+
+
+MIXED = ([1, 1, 40, 7, 0, 1], [1, 70, 40, 90, 5, 33])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_mixed_step(dtype: torch.dtype) -> None:
+    check(make_step(*MIXED, SMALL, DEVICE, dtype))
+
+
+@pytest.mark.parametrize("window", [1, 17, 48])
+def test_window(window: int) -> None:
+    check(make_step([1, 50, 20], [60, 50, 75], SMALL, DEVICE, torch.float32, window=window))
+
+
+def test_soft_cap() -> None:
+    check(make_step([1, 40], [45, 64], SMALL, DEVICE, torch.float32, soft_cap=2.0))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [AttentionShape(3, 1, 80), AttentionShape(2, 2, 96), AttentionShape(9, 3, 64), AttentionShape(24, 1, 16)],
+    ids=str,
+)
+def test_heads_and_dims_of_any_number(shape: AttentionShape) -> None:
+    check(make_step([1, 20], [40, 33], shape, DEVICE, HALF))
+
+
+@pytest.mark.parametrize("block_size", [32, 64])
+def test_block_sizes(block_size: int) -> None:
+    check(make_step([1, 33], [100, 70], SMALL, DEVICE, torch.float32, block_size=block_size))
+
+
+def test_shared_prefixes() -> None:
+    step = make_step(
+        [1, 1, 3, 1], [70, 66, 80, 40], SMALL, DEVICE, torch.float32, prefixes=[([0, 2, 1], 4)], seed=4
+    )
+    check(step)
+
+
+def test_a_plan_of_another_backend() -> None:
+    step = make_step(*MIXED, SMALL, DEVICE, torch.float32)
+    check(step, create_backend("reference", step.shape, DEVICE).plan(step.metadata))
+
+
+def test_fixed_buffers_serve_one_step_after_another() -> None:
+    limits = PlanLimits(max_tokens=64, max_requests=8, max_context_tokens=128)
+    backend = FineBackend(SMALL, limits)
+    for seed in range(3):
+        lens = [(MIXED), ([1] * 4, [100, 3, 64, 65]), ([64], [64])][seed]
+        step = make_step(*lens, SMALL, DEVICE, torch.float32, seed=seed)
+        check(step, backend.plan(step.metadata))
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    alone = make_step([5], [90], SMALL, DEVICE, torch.float32, seed=1)
+    together = make_step([5, 1, 60], [90, 33, 60], SMALL, DEVICE, torch.float32, seed=2)
+    together.qkv[:5] = alone.qkv
+    key = torch.arange(90, device=DEVICE)
+    blocks = [step.metadata.block_table[0, key // 16].long() for step in (alone, together)]
+    for name in ("k_cache", "v_cache"):
+        source, target = getattr(alone, name), getattr(together, name)
+        target[blocks[1], :, key % 16] = source[blocks[0], :, key % 16]
+    outs = [run(step, FineBackend(SMALL).plan(step.metadata)) for step in (alone, together)]
+    assert torch.equal(outs[0], outs[1][:5])
+
+
+def test_empty_step() -> None:
+    step = make_step([0], [5], SMALL, DEVICE, torch.float32)
+    assert run(step, TritonBackend(SMALL, DEVICE).plan(step.metadata)).shape == (0, 64)
+
+
+def test_work_lists_cover_every_visible_key_once() -> None:
+    rng = np.random.default_rng(0)
+    rows, split = TileRows.for_group(2), SplitRule(2, **TINY_SPLITS)
+    for _ in range(200):
+        context_lens = rng.integers(1, 700, rng.integers(1, 6))
+        query_lens = [int(rng.choice([1, context, rng.integers(1, context + 1)])) for context in context_lens]
+        window = rng.choice([None, 1, 20, 300])
+        step = make_step(query_lens, context_lens.tolist(), SMALL, torch.device("cpu"), torch.float16)
+        data = step.metadata
+        object.__setattr__(data, "window", None if window is None else int(window))
+        work = build_triton_work_list(data, rows, split)
+        items = list(zip(*(work.arrays[f"item_{name}"] for name in NAMES), strict=True))
+        seen: dict[int, list[tuple[int, int]]] = {}
+        for place, (request, start, end, first, count, _) in enumerate(items):
+            assert start < end and (count <= rows.short) == (place < work.num_short)
+            for row in range(first, first + count):
+                token, position = (int(work.arrays[name][row]) for name in ("query_rows", "row_positions"))
+                assert data.query_starts[request] <= token < data.query_starts[request + 1]
+                seen.setdefault(token, []).append(
+                    (max(start, low_of(position, window)), min(end, position + 1))
+                )
+        assert len(seen) == sum(query_lens)
+        for token, ranges in seen.items():
+            position = int(work.arrays["row_positions"][token])
+            covered = sorted(span for span in ranges if span[0] < span[1])
+            assert covered[0][0] == low_of(position, window) and covered[-1][1] == position + 1
+            assert all(a[1] == b[0] for a, b in itertools.pairwise(covered))
+
+
+NAMES = ("request", "kv_start", "kv_end", "row_start", "num_rows", "partial_start")
+
+
+def low_of(position: int, window: int | None) -> int:
+    return 0 if window is None else max(0, position - window + 1)
+
+
+LLAMA = AttentionShape(32, 8, 128)
+LARGE = {
+    "decode": ([1] * 24, list(range(1000, 1024)), LLAMA, {}),
+    "long context": ([1, 3], [20_000, 9_000], LLAMA, {}),
+    "prefill": ([1500], [1500], LLAMA, {}),
+    "prefill after context": ([300, 40], [4000, 3000], LLAMA, {}),
+    "mixed": ([1] * 20 + [500, 77], [700] * 20 + [900, 77], LLAMA, {}),
+    "mqa 256 window": ([1, 200, 1], [900, 700, 30], AttentionShape(4, 1, 256), {"window": 512}),
+    "head dim 64": ([1, 300], [500, 400], AttentionShape(9, 3, 64), {}),
+    "head dim 80": ([1, 300], [500, 400], AttentionShape(32, 32, 80), {}),
+    "head dim 96": ([1, 300], [500, 400], AttentionShape(32, 8, 96), {"soft_cap": 30.0}),
+    "group of 7": ([1, 300], [500, 400], AttentionShape(28, 4, 128), {}),
+    "group of 2": ([1, 300], [500, 400], AttentionShape(16, 8, 128), {}),
+    "group of 16": ([2, 300], [500, 400], AttentionShape(32, 2, 128), {"window": 130}),
+    "shared prefix": ([1] * 40, [600] * 40, LLAMA, {"prefixes": [(range(40), 30)]}),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_steps(name: str, dtype: torch.dtype) -> None:
+    query_lens, context_lens, shape, options = LARGE[name]
+    step = make_step(query_lens, context_lens, shape, DEVICE, dtype, **options)
+    plan = TritonBackend(shape, DEVICE).plan(step.metadata)
+    assert relative_error(run(step, plan), step.oracle()) < max_error(dtype)
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_other_steps() -> None:
+    limits = PlanLimits(max_tokens=64, max_requests=64, max_context_tokens=4096)
+    backend = TritonBackend(LLAMA, DEVICE, limits)
+    steps = [
+        make_step([1] * 64, [length] * 64, LLAMA, DEVICE, torch.bfloat16, seed=length)
+        for length in (100, 2000, 700)
+    ]
+    qkv = torch.empty_like(steps[0].qkv)
+    out = torch.empty(64, 4096, dtype=torch.bfloat16, device=DEVICE)
+    for step in steps:
+        plan = backend.plan(step.metadata)
+        qkv.copy_(step.qkv)
+        arguments = (step.k_cache, step.v_cache, plan, out, 32, 8, 128, step.scale, None)
+        attention(qkv, *arguments)  # compiles
+        expected = out.clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            attention(qkv, *arguments)
+        out.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out, expected)
+        assert relative_error(out, step.oracle()) < max_error(torch.bfloat16)
