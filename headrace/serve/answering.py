@@ -37,7 +37,7 @@ async def answer(llm: AsyncLLM, job: Job) -> Response:
         job.params,
         RequestOutputKind.DELTA if job.is_stream else RequestOutputKind.FINAL_ONLY,
         priority=job.priority,
-        clamp_max_tokens=False,
+        clamp_max_tokens=job.clamp_max_tokens,
     )
     try:
         if not job.is_stream:

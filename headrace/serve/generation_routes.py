@@ -7,12 +7,14 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.engine.prompts import ParsedPrompt
+from headrace.sampling_params import SamplingParams
 from headrace.serve.answering import answer
 from headrace.serve.body import decode_body
 from headrace.serve.chat_format import ChatFormat
 from headrace.serve.completion_format import CompletionFormat
 from headrace.serve.context import ServerContext
-from headrace.serve.job import Job
+from headrace.serve.job import AnswerFormat, Job
 from headrace.serve.prompts import chat_prompt, completion_prompts
 from headrace.serve.protocol import ChatRequest, CompletionRequest
 from headrace.serve.sampling import chat_params, completion_params
@@ -34,7 +36,7 @@ async def create_completion(context: ServerContext, request: Request, body: byte
     else:
         prompts = completion_prompts(wanted, front_end)
     form = CompletionFormat(wanted, model, front_end)
-    return await answer(context.llm, Job(prompts, params, form, bool(wanted.stream), wanted.priority or 0))
+    return await answer(context.llm, _job(wanted, prompts, params, form))
 
 
 async def create_chat_completion(context: ServerContext, request: Request, body: bytes) -> Response:
@@ -49,4 +51,14 @@ async def create_chat_completion(context: ServerContext, request: Request, body:
     else:
         prompt = chat_prompt(wanted, front_end)
     form = ChatFormat(wanted, model, front_end)
-    return await answer(context.llm, Job([prompt], params, form, bool(wanted.stream), wanted.priority or 0))
+    return await answer(context.llm, _job(wanted, [prompt], params, form))
+
+
+def _job(
+    wanted: CompletionRequest | ChatRequest,
+    prompts: list[ParsedPrompt],
+    params: SamplingParams,
+    form: AnswerFormat,
+) -> Job:
+    has_no_limit = wanted.max_tokens is None and getattr(wanted, "max_completion_tokens", None) is None
+    return Job(prompts, params, form, bool(wanted.stream), has_no_limit, wanted.priority or 0)

@@ -118,10 +118,14 @@ def end_of(answer: CompletionOutput) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Job:
-    """One request: all prompts share the parameters."""
+    """One request: all prompts share the parameters.
+
+    clamp_max_tokens: the client set no limit, so a default beyond the context is cut to it, not refused.
+    """
 
     prompts: list[ParsedPrompt]
     params: SamplingParams
     format: AnswerFormat
     is_stream: bool
+    clamp_max_tokens: bool
     priority: int

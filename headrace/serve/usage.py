@@ -20,7 +20,7 @@ class UsageCounter:
         """Count an output: the tokens in it are new. Called for every token of a stream."""
         if index not in self._prompts:
             self._prompts[index] = len(output.prompt_token_ids)
-            self._cached[index] = output.num_cached_tokens
+        self._cached[index] = output.num_cached_tokens  # may be known late
         for answer in output.outputs:
             self._num_completion_tokens += len(answer.token_ids)
 

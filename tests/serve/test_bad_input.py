@@ -223,6 +223,9 @@ def test_edges_of_the_context(server: LaunchedServer) -> None:
     for size, max_tokens in ((8192, 1), (8193, 1), (8191, 2), (8000, 500)):
         error = refused(server.complete([5] * size, max_tokens=max_tokens))
         assert error["code"] == "context_length_exceeded" and "8192" in error["message"]
+    assert (
+        server.complete([5] * 8189).json()["usage"]["completion_tokens"] == 3
+    )  # the default 16 was nobody's wish
     refused(server.complete([5] * 8195, stream=True))
     refused(server.chat("word " * 8200, stream=True))
 
