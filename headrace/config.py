@@ -92,6 +92,7 @@ class DeviceConfig:
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "cuda when a GPU is there, else cpu")
     threads: int | None = knob(None, "CPU compute threads; the number of physical cores by default")
     kernels: Literal["auto", "reference"] = knob("auto", "reference runs plain torch ops only")
+    max_graph_tokens: int = knob(256, "steps up to this many tokens become CUDA graphs; 0 captures none")
 
 
 @dataclass(frozen=True)
@@ -193,9 +194,12 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
                 return value
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
-        elif isinstance(option, type) and isinstance(value, option):
-            if not (isinstance(value, bool) and option is not bool):
-                return value
+        elif (
+            isinstance(option, type)
+            and isinstance(value, option)
+            and isinstance(value, bool) is (option is bool)
+        ):
+            return value
     raise ConfigError(f"{name} must be {_spell(options)}; got {value!r}")
 
 
@@ -225,6 +229,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "tensor_parallel_size": (1, 1024),
     "pipeline_parallel_size": (1, 1024),
     "threads": (1, 4096),
+    "max_graph_tokens": (0, 512),
 }
 
 

@@ -97,7 +97,8 @@ def main() -> None:
         rows.append({"model": args.model, "workload": name, **best})
         print(
             f"{name:10s} {best['output_tok_s']:9.1f} tok/s out {best['input_tok_s']:10.1f} in, "
-            f"wall {best['wall_s']:.2f} s, {best['steps']} steps of {best['step_ms']:.2f} ms on the device, busy {100 * best['device_share']:.1f} %",
+            f"wall {best['wall_s']:.2f} s, {best['steps']} steps of "
+            f"{best['step_ms']:.2f} ms on the device, busy {100 * best['device_share']:.1f} %",
             flush=True,
         )
     if args.json:

@@ -74,6 +74,7 @@ class AttentionBackend(Protocol):
 
 BACKENDS: dict[str, str] = {
     "reference": "headrace.attention.reference:ReferenceBackend",
+    "triton": "headrace.attention.triton:TritonBackend",
 }
 
 

@@ -23,6 +23,7 @@ OP_FILES = {
     "rms_norm": "norm",
     "add_rms_norm": "norm",
     "linear": "linear",
+    "empty_weight": "linear",
     "rope_and_store": "rope_and_store",
     "attention": "attention",
     "gated_act": "activation",
@@ -35,6 +36,7 @@ OP_FILES = {
 class Ops:
     """One attribute per op of ``OP_FILES``; see the reference functions for arguments, shapes and dtypes.
 
+    ``empty_weight`` is no op: it is asked once, at loading, for the memory of what ``linear`` multiplies with.
     Collectives are ops, too, so that they are recorded like the others; see ``Communicator``.
     """
 
@@ -43,6 +45,7 @@ class Ops:
     rms_norm: Op
     add_rms_norm: Op
     linear: Op
+    empty_weight: Callable[..., torch.Tensor]
     rope_and_store: Op
     attention: Op
     gated_act: Op
@@ -80,7 +83,7 @@ class Ops:
         return cls(table | {"all_reduce": group.all_reduce, "all_gather": group.all_gather})
 
 
-_KINDS: dict[str, list[str]] = {"cpu": ["reference"], "cuda": ["reference"]}
+_KINDS: dict[str, list[str]] = {"cpu": ["reference"], "cuda": ["triton", "reference"]}
 
 
 def _kinds(device_type: str) -> list[str]:

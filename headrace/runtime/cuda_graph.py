@@ -9,8 +9,7 @@ and is captured when it comes again, one at a time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -87,10 +86,12 @@ class GraphedModel:
         self._input_ids = torch.zeros(longest, dtype=torch.int64, device=device)
         self._positions = torch.zeros(longest, dtype=torch.int64, device=device)
         self._slots = torch.full((num_groups, longest), -1, dtype=torch.int64, device=device)
-        self._tables = torch.full((num_groups, max_num_seqs, max_blocks), -1, dtype=torch.int32, device=device)
+        self._tables = torch.full(
+            (num_groups, max_num_seqs, max_blocks), -1, dtype=torch.int32, device=device
+        )
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._seen: set[tuple[int, bool]] = set()
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
         model.arena.reserve(max(max_step_tokens, longest))
 
     @property
@@ -145,12 +146,3 @@ class GraphedModel:
 def _has_long_tiles(plan: AttentionPlan) -> bool:
     work = plan.derived.get("triton")
     return bool(work is not None and work.num_long)
-
-
-def make_backends(
-    fixed: Sequence[AttentionBackend], exact: Sequence[AttentionBackend], max_tokens: int
-) -> list[AttentionBackend]:
-    """One ``LimitedBackend`` a KV group."""
-    pairs = zip(fixed, exact, strict=True)
-    backends: list[AttentionBackend] = [LimitedBackend(a, b, max_tokens) for a, b in pairs]  # type: ignore[misc]
-    return backends

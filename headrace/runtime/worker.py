@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headrace.attention.base import AttentionBackend, AttentionShape, create_backend
+from headrace.attention.base import AttentionBackend, AttentionShape, PlanLimits, create_backend
 from headrace.checkpoint import ModelArchitecture, ModelSource, load_architecture, resolve_model
 from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
@@ -23,6 +23,7 @@ from headrace.models.causal_lm import CausalLM
 from headrace.models.registry import build_model
 from headrace.parallel.state import ParallelState
 from headrace.platforms.base import DeviceEvent, current_platform
+from headrace.runtime.cuda_graph import GraphedModel, LimitedBackend
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
 from headrace.runtime.model_runner import ModelRunner, PendingOutput
@@ -30,7 +31,6 @@ from headrace.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-ATTENTION_BACKEND = "reference"
 MAX_LOGITS_BYTES = 64 << 20
 """Of logits at once for log-probabilities of prompts."""
 
@@ -86,6 +86,9 @@ class Worker:
         self.kv_dtype = self.dtype
         if cache.kv_cache_dtype != "auto":
             self.kv_dtype = self._platform.resolve_dtype(cache.kv_cache_dtype, None)
+        uses_triton = self._device.type == "cuda" and device.kernels == "auto"
+        self._attention = "triton" if uses_triton else "reference"
+        self._max_graph_tokens = device.max_graph_tokens if uses_triton else 0
         self._ops = Ops.for_device(self._device, device.kernels)
         self._model: CausalLM | None = self._load_model(model, source, progress)
         self._specs = kv_cache_specs_for(
@@ -157,18 +160,37 @@ class Worker:
         kv_cache = KVCache(self._specs, layout, num_blocks, self._device, self._ops.copy_blocks)
         assert self._model is not None
         self._model.bind_kv_cache(kv_cache)
-        shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
-        backends: list[AttentionBackend] = [
-            create_backend(ATTENTION_BACKEND, shape, self._device) for _ in self._specs
-        ]
         return ModelRunner(
-            self._model,
+            self._graphed(self._model) if self._max_graph_tokens else self._model,
             kv_cache,
-            backends,
+            [self._attention_backend() for _ in self._specs],
             max_num_seqs=self._scheduler.max_num_seqs,
             max_model_len=self.max_model_len,
             vocab_size=arch.vocab_size,
             max_logits_rows=max(1, MAX_LOGITS_BYTES // (4 * arch.vocab_size)),
+        )
+
+    def _attention_backend(self) -> AttentionBackend:
+        """A planner for one KV group; small steps go into fixed buffers when they are to be graphs."""
+        arch, device = self._arch, self._device
+        shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
+        exact = create_backend(self._attention, shape, device)
+        if not self._max_graph_tokens:
+            return exact
+        limits = PlanLimits(self._max_graph_tokens, self._scheduler.max_num_seqs, self.max_model_len)
+        return LimitedBackend(
+            create_backend(self._attention, shape, device, limits), exact, limits.max_tokens
+        )
+
+    def _graphed(self, model: CausalLM) -> GraphedModel:
+        return GraphedModel(
+            model,
+            max_tokens=self._max_graph_tokens,
+            max_step_tokens=self._scheduler.max_num_batched_tokens,
+            max_num_seqs=self._scheduler.max_num_seqs,
+            max_blocks=-(-(self.max_model_len + 1) // self._cache.block_size),
+            num_groups=len(self._specs),
+            device=self._device,
         )
 
     def _size_kv_cache(self) -> int:
