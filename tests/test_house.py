@@ -89,6 +89,15 @@ def test_no_setting_is_read_from_the_environment() -> None:
             assert name is None or name in allowed, f"{path}:{node.lineno} reads {name}"  # type: ignore[attr-defined]
 
 
+def test_cuda_is_called_in_two_places_only() -> None:
+    """A new device is one file in ``platforms``; whoever calls ``torch.cuda`` elsewhere would have to change, too."""
+    homes = {PACKAGE / "platforms" / "cuda.py", PACKAGE / "runtime" / "cuda_graph.py"}
+    for path in set(SOURCES) - homes:
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_cuda = isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda"
+            assert not is_cuda, f"{path}:{node.lineno} calls torch.cuda"  # type: ignore[attr-defined]
+
+
 def environment_name(node: ast.AST) -> str | None:
     """The variable that ``os.environ[...]``, ``os.environ.get(...)`` or ``os.getenv(...)`` reads."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
