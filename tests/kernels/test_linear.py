@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.kernels.reference.linear import linear
+from headrace.kernels.reference.linear import empty_weight, linear
 
 ERROR = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
@@ -19,9 +19,12 @@ def inputs(num_rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
 
 @pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 8, 13, 128, 129])
-def test_linear(num_rows: int, has_bias: bool, dtype: torch.dtype) -> None:
+def test_linear(num_rows: int, is_transposed: bool, has_bias: bool, dtype: torch.dtype) -> None:
     x, weight, bias = inputs(num_rows, dtype)
+    if is_transposed:
+        weight = weight.t().contiguous().t()
     exact = x.double() @ weight.double().T + (bias.double() if has_bias else 0.0)
     out = torch.full((num_rows, 24), torch.nan, dtype=dtype)
     linear(x, weight, bias if has_bias else None, out)
@@ -46,3 +49,28 @@ def test_outputs_may_be_fp32(num_rows: int, dtype: torch.dtype) -> None:
     linear(x, weight, None, out)
     exact = x.double() @ weight.double().T
     assert ((out.double() - exact).abs() <= ERROR[dtype] * (1 + exact.abs())).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 6, 9, 130])
+def test_as_many_outputs_as_a_vocabulary(num_rows: int) -> None:
+    """Such weights are multiplied the other way round for longer."""
+    generator = torch.Generator().manual_seed(num_rows)
+    x, weight = torch.randn(num_rows, 8, generator=generator), torch.randn(13_000, 8, generator=generator)
+    out = torch.full((num_rows, 13_000), torch.nan)
+    linear(x, weight, None, out)
+    torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "is_transposed"),
+    [
+        ((64, 32), torch.float32, True),
+        ((32, 64), torch.float32, False),
+        ((49_152, 32), torch.float32, False),
+        ((64, 32), torch.bfloat16, False),
+    ],
+)
+def test_memory_order_of_weights(shape: tuple[int, int], dtype: torch.dtype, is_transposed: bool) -> None:
+    weight = empty_weight(*shape, dtype, torch.device("cpu"))
+    assert weight.shape == shape and weight.dtype == dtype
+    assert weight.stride() == ((1, shape[0]) if is_transposed else (shape[1], 1))
