@@ -18,6 +18,7 @@ EXIT_INTERRUPTED = 130
 
 # Name -> ("module:function", one line of help). A new command is a new row.
 COMMANDS = {
+    "chat": ("headrace.cli.chat:chat", "Talk to a model in the terminal."),
     "serve": ("headrace.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
     "generate": ("headrace.cli.generate:generate", "Answer prompts; the text alone goes to stdout."),
     "bench": ("headrace.cli.bench:bench", "Run a workload file of token ids and report speed and latencies."),
