@@ -87,20 +87,18 @@ class LayerTimer:
         self, op: Callable[..., None], step: Step, shape: AttentionShape, layers: int, device: torch.device
     ) -> None:
         self._op = op
-        self._step = step
-        self._shape = shape
-        self._device = device
-        self._views = [step.cache.layer_views(layer) for layer in range(layers)]
+        self._is_cuda = device.type == "cuda"
+        heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        self._before = [(step.qkv, *step.cache.layer_views(layer)) for layer in range(layers)]
+        self._after = (step.out, heads, kv_heads, dim, dim**-0.5, None)
 
     def run(self, plan: AttentionPlan, layer: int) -> None:
-        heads, kv_heads, dim = self._shape.num_heads, self._shape.num_kv_heads, self._shape.head_dim
-        step, (keys, values) = self._step, self._views[layer]
-        self._op(step.qkv, keys, values, plan, step.out, heads, kv_heads, dim, dim**-0.5, None)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        self._op(*self._before[layer], plan, *self._after)
+        if self._is_cuda:
+            torch.cuda.synchronize()
 
     def mean_of_best(self, plan: AttentionPlan, seconds: float) -> float:
-        best = [float("inf")] * len(self._views)
+        best = [float("inf")] * len(self._before)
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             for layer in range(len(best)):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from headrace.kernels.reference.attention_chunks import HIDDEN_SCORE, Chunk, ChunkedWork, ChunkScratch, Rows
+from headrace.kernels.reference.attention_chunks import HIDDEN_SCORE, Chunk, ChunkedWork
 from headrace.kernels.reference.attention_items import AttentionWork, Geometry
 
 
@@ -54,7 +54,6 @@ def attention(
         out.stride(0),
         k_cache.shape,
         k_cache.stride(),
-        v_cache.data_ptr() - k_cache.data_ptr(),
         k_cache.dtype,
         qkv.dtype,
     )
@@ -81,35 +80,37 @@ class _Layer(NamedTuple):
 
 def _run_chunk(chunk: Chunk, work: ChunkedWork, layer: _Layer) -> None:
     """Attention of the chunk's items into the output, or into partials with their log-sum-exp."""
-    scratch = chunk.scratch
-    if isinstance(chunk.query_rows, slice) and layer.qkv.dtype == scratch.product.dtype:
-        queries = _consecutive(layer.qkv, chunk.query_rows, scratch)
-    else:
-        _gather(layer.qkv, work.num_query_rows, chunk.query_rows, scratch.queries)
-        queries = scratch.queries_3d
-    if work.is_joint:
-        _gather(layer.k_cache, work.num_cache_rows, chunk.kv_rows, scratch.both)
-    else:
-        _gather(layer.k_cache, work.num_cache_rows, chunk.kv_rows, scratch.keys)
-        _gather(layer.v_cache, work.num_cache_rows, chunk.kv_rows, scratch.values)
-    scores = _scores(chunk, queries, layer)
+    scratch, is_final = chunk.scratch, chunk.shape.is_final
+    scores = _scores(chunk, work, layer)
     weights = torch.softmax(scores, -1, out=scratch.weights)
-    result = layer.out if chunk.shape.is_final else work.partials
-    if isinstance(chunk.target, slice) and result.dtype == weights.dtype:
-        torch.bmm(weights, scratch.values_3d, out=_consecutive(result, chunk.target, scratch))
+    if chunk.bag_rows is not None and chunk.bag_starts is not None:
+        values = _rows(layer.v_cache, work.num_cache_rows, scratch.width)
+        sums = torch.embedding_bag(
+            values, chunk.bag_rows, chunk.bag_starts, False, 0, False, weights.view(-1)
+        )[0]
     else:
-        product = torch.bmm(weights, scratch.values_3d, out=scratch.product).view(-1, work.geometry.head_dim)
-        _put(result, work.num_out_rows if chunk.shape.is_final else len(result), chunk, product)
-    if not chunk.shape.is_final:
-        # the largest weight is exp(top - top) / sum, so this is top + log(sum) without a second pass of exp
-        log_sum = scores.amax(-1) - weights.amax(-1).log_()
-        _put(work.log_sums, len(work.log_sums), chunk, log_sum.view(-1, 1))
+        _gather(layer.v_cache, work.num_cache_rows, chunk.kv_rows, scratch.values)
+        sums = torch.bmm(weights, scratch.values_3d, out=scratch.product).view(scratch.queries.shape)
+    if is_final:
+        _put(layer.out, work.num_out_rows, chunk, sums)
+        return
+    _put(work.partials, len(work.partials), chunk, sums)
+    # the largest weight is exp(top - top) / sum, so this is top + log(sum) without a second pass of exp
+    log_sum = scores.amax(-1) - weights.amax(-1).log_()
+    _put(work.log_sums, len(work.log_sums), chunk, log_sum.view(-1, 1))
 
 
-def _scores(chunk: Chunk, queries: torch.Tensor, layer: _Layer) -> torch.Tensor:
+def _scores(chunk: Chunk, work: ChunkedWork, layer: _Layer) -> torch.Tensor:
     """Scaled, capped and masked scores [n*K, M*G, S]."""
-    scratch, cap = chunk.scratch, layer.soft_cap
-    scores = scratch.scores
+    scratch, cap, scores = chunk.scratch, layer.soft_cap, chunk.scratch.scores
+    queries = scratch.queries_3d
+    if isinstance(chunk.query_rows, torch.Tensor):
+        _gather(layer.qkv, work.num_query_rows, chunk.query_rows, scratch.queries)
+    elif layer.qkv.dtype == queries.dtype:
+        queries = _consecutive(layer.qkv, chunk.query_rows, scratch.shape_3d, scratch.strides_3d)
+    else:
+        queries.copy_(_consecutive(layer.qkv, chunk.query_rows, scratch.shape_3d, scratch.strides_3d))
+    _gather(layer.k_cache, work.num_cache_rows, chunk.kv_rows, scratch.keys)
     if chunk.bias is not None and cap is None:
         return torch.baddbmm(chunk.bias, queries, scratch.keys_t, alpha=layer.scale, out=scores)
     factor = layer.scale if cap is None else layer.scale / cap
@@ -137,19 +138,22 @@ def _merge(work: ChunkedWork, out: torch.Tensor) -> None:
     out.index_copy_(0, tokens, merged.to(out.dtype))
 
 
-def _consecutive(tensor: torch.Tensor, rows: slice, scratch: ChunkScratch) -> torch.Tensor:
-    """View [n*K, M*G, D] of consecutive rows of D elements of ``tensor``."""
-    shape, strides = scratch.shape_3d, scratch.strides_3d
-    return tensor.as_strided(shape, strides, tensor.storage_offset() + rows.start * shape[2])
+def _rows(tensor: torch.Tensor, num_rows: int, width: int) -> torch.Tensor:
+    """The memory of ``tensor`` as rows of ``width`` elements, of which it spans ``num_rows``."""
+    return tensor.as_strided((num_rows, width), (width, 1))
 
 
-def _gather(tensor: torch.Tensor, num_rows: int, index: Rows, out: torch.Tensor) -> None:
-    """Rows of D elements of ``tensor``, which spans ``num_rows`` of them, into ``out`` [m, D] in its type."""
-    width = out.shape[1]
-    rows = tensor.as_strided((num_rows, width), (width, 1))
-    if isinstance(index, slice):
-        out.copy_(rows[index])
-    elif rows.dtype == out.dtype:
+def _consecutive(
+    tensor: torch.Tensor, rows: slice, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor:
+    """A view of consecutive rows of ``tensor``."""
+    return tensor.as_strided(shape, strides, tensor.storage_offset() + rows.start * shape[-1])
+
+
+def _gather(tensor: torch.Tensor, num_rows: int, index: torch.Tensor, out: torch.Tensor) -> None:
+    """Rows of ``tensor``, which spans ``num_rows`` of them, into ``out`` [m, D] in its type."""
+    rows = _rows(tensor, num_rows, out.shape[1])
+    if rows.dtype == out.dtype:
         torch.index_select(rows, 0, index, out=out)
     else:
         out.copy_(rows.index_select(0, index))
@@ -157,11 +161,10 @@ def _gather(tensor: torch.Tensor, num_rows: int, index: Rows, out: torch.Tensor)
 
 def _put(tensor: torch.Tensor, num_rows: int, chunk: Chunk, values: torch.Tensor) -> None:
     """Store the rows of ``values`` [.., w] that are not padding in ``tensor``, which spans ``num_rows`` of them."""
-    width = values.shape[1]
-    rows = tensor.as_strided((num_rows, width), (width, 1))
+    if isinstance(chunk.target, slice):
+        _consecutive(tensor, chunk.target, values.shape, values.stride()).copy_(values)
+        return
     if chunk.kept is not None:
         values = values[chunk.kept]
-    if isinstance(chunk.target, slice):
-        rows[chunk.target] = values
-    else:
-        rows.index_copy_(0, chunk.target, values.to(rows.dtype))
+    rows = _rows(tensor, num_rows, values.shape[1])
+    rows.index_copy_(0, chunk.target, values.to(rows.dtype))

@@ -6,6 +6,7 @@ P partials.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,15 +40,14 @@ MAX_KEPT_BYTES = 256 << 20
 class ChunkScratch:
     """Uncleared memory of the compute type for one chunk, shared with all other chunks of the plan.
 
-    queries: [n*K*M*G, D]. keys, values: [n*K*S, D], the halves of ``both``. product: [n*K, M*G, D].
+    queries: [n*K*M*G, D]. keys, values: [n*K*S, D]. product: [n*K, M*G, D].
     queries_3d, keys_t, values_3d: the same memory as [n*K, M*G, D], [n*K, D, S] and [n*K, S, D].
     scores, weights: [n*K, M*G, S]; scores_by_row: the scores as [n, K, M, G, S].
-    shape_3d, strides_3d: of the product.
+    shape_3d, strides_3d: of the product. width: D.
     """
 
     queries: torch.Tensor
     queries_3d: torch.Tensor
-    both: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor
     keys_t: torch.Tensor
@@ -58,6 +58,7 @@ class ChunkScratch:
     product: torch.Tensor
     shape_3d: tuple[int, int, int]
     strides_3d: tuple[int, int, int]
+    width: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +66,9 @@ class Chunk:
     """n work items of one shape.
 
     query_rows: [n*K*M*G], rows of D in qkv, or the range that they are.
-    kv_rows: [n*K*S] rows of D in the key cache; with a value offset [2*n*K*S], keys first and then values.
+    kv_rows: [n*K*S], rows of D in the key cache and in the value cache.
+    bag_rows, bag_starts: [n*K*G*S] rows of values to sum for each head of single rows, and [n*K*G] where each sum's
+        begin; None: values are gathered and multiplied.
     bias: [n*K, 1, S] of 0 or HIDDEN_SCORE, for items of one row; else None.
     hidden: [n, 1, M, 1, S] bool, slots that a row must not see; None when all are seen or ``bias`` says it.
     kept: [m] rows of the result that are not padding; None: all.
@@ -77,6 +80,8 @@ class Chunk:
     scratch: ChunkScratch
     query_rows: Rows
     kv_rows: torch.Tensor
+    bag_rows: torch.Tensor | None
+    bag_starts: torch.Tensor | None
     bias: torch.Tensor | None
     hidden: torch.Tensor | None
     kept: torch.Tensor | None
@@ -84,8 +89,8 @@ class Chunk:
 
     def index_bytes(self) -> int:
         """Bytes of the tensors that belong to this chunk alone."""
-        tensors = (self.query_rows, self.kv_rows, self.bias, self.hidden, self.kept, self.target)
-        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+        fields = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return sum(tensor.nbytes for tensor in fields if isinstance(tensor, torch.Tensor))
 
 
 class ChunkedWork:
@@ -96,13 +101,11 @@ class ChunkedWork:
         geometry: heads and strides.
 
     Attributes:
-        is_joint: chunks' ``kv_rows`` fetch keys and values at once.
-        num_query_rows, num_cache_rows, num_out_rows: rows of D that qkv, k_cache and out span.
+        num_query_rows, num_cache_rows, num_out_rows: rows of D that qkv, each cache and out span.
     """
 
     def __init__(self, work: AttentionWork, geometry: Geometry) -> None:
         self.geometry = geometry
-        self.is_joint = geometry.value_offset is not None
         self.num_query_rows = geometry.rows_of_tokens(work.num_tokens, geometry.token_stride)
         self.num_cache_rows = geometry.num_cache_rows
         self.num_out_rows = geometry.rows_of_tokens(work.num_tokens, geometry.out_stride)
@@ -153,7 +156,8 @@ class ChunkedWork:
         scores = max(s.num_items * s.num_rows * s.num_slots for s in shapes) * g.num_heads
         sizes = {
             "queries": queries,
-            "both": 2 * keys,
+            "keys": keys,
+            "values": keys,
             "scores": scores,
             "weights": scores,
             "product": queries,
@@ -163,19 +167,17 @@ class ChunkedWork:
     def _scratch(self, shape: ChunkShape) -> ChunkScratch:
         g = self.geometry
         n, rows, slots = shape.num_items, shape.num_rows, shape.num_slots
-        batch, group = n * g.num_kv_heads, g.num_heads // g.num_kv_heads
+        batch, group = n * g.num_kv_heads, g.group_size
 
         def memory(name: str, *dims: int) -> torch.Tensor:
             return self._memory[name][: math.prod(dims)].view(dims)
 
-        both = memory("both", 2, batch, slots, g.head_dim)
-        keys, values = both.unbind()
+        keys, values = (memory(name, batch, slots, g.head_dim) for name in ("keys", "values"))
         scores = memory("scores", batch, rows * group, slots)
         queries = memory("queries", batch, rows * group, g.head_dim)
         return ChunkScratch(
             queries=queries.view(-1, g.head_dim),
             queries_3d=queries,
-            both=both.view(-1, g.head_dim),
             keys=keys.view(-1, g.head_dim),
             values=values.view(-1, g.head_dim),
             keys_t=keys.transpose(1, 2),
@@ -186,6 +188,7 @@ class ChunkedWork:
             product=memory("product", batch, rows * group, g.head_dim),
             shape_3d=(batch, rows * group, g.head_dim),
             strides_3d=(rows * group * g.head_dim, g.head_dim, 1),
+            width=g.head_dim,
         )
 
     def _build(self, shape: ChunkShape, items: Ints) -> Chunk:
@@ -200,11 +203,18 @@ class ChunkedWork:
         if not is_row.all():
             kept = np.flatnonzero(np.broadcast_to(is_row[:, None, :, None], target.shape))
         bias, hidden = self._mask(shape, items, positions)
+        kv_rows = self._items.cache_rows(items, shape.num_slots, g)
+        bag_rows = bag_starts = None
+        if shape.num_rows == 1 and g.sums_in_bags:
+            bag_rows = self._to_device(np.repeat(kv_rows, g.group_size, axis=1).reshape(-1))
+            bag_starts = torch.arange(0, len(bag_rows), shape.num_slots, device=self._device)
         return Chunk(
             shape=shape,
             scratch=self._scratch(shape),
             query_rows=self._rows(self._by_head(tokens * (g.token_stride // g.head_dim))),
-            kv_rows=self._kv_rows(items, shape.num_slots),
+            kv_rows=self._to_device(kv_rows.reshape(-1)),
+            bag_rows=bag_rows,
+            bag_starts=bag_starts,
             bias=bias,
             hidden=hidden,
             kept=None if kept is None else self._to_device(kept),
@@ -215,13 +225,6 @@ class ChunkedWork:
         """Rows [n, M] of each item's first head -> rows [n, K, M, G] of all heads."""
         g = self.geometry
         return rows[:, None, :, None] + np.arange(g.num_heads).reshape(1, g.num_kv_heads, 1, -1)
-
-    def _kv_rows(self, items: Ints, num_slots: int) -> torch.Tensor:
-        rows = self._items.cache_rows(items, num_slots, self.geometry)
-        offset = self.geometry.value_offset
-        if offset is not None:
-            rows = np.array((0, offset)).reshape(2, 1, 1, 1) + rows
-        return self._to_device(rows.reshape(-1))
 
     def _mask(
         self, shape: ChunkShape, items: Ints, positions: Ints

@@ -24,6 +24,9 @@ Bools = npt.NDArray[np.bool_]
 MAX_CHUNK_BYTES = 4 << 20
 """Scratch memory of a chunk of several items: small enough to stay in a core's share of the cache."""
 
+MAX_BAG_GROUP = 4
+"""Query heads a KV head up to which summing values in place beats gathering them and a matrix product."""
+
 
 class AttentionWork(Protocol):
     """A work list, as ``headrace.attention.metadata.AttentionPlan`` documents it."""
@@ -55,8 +58,8 @@ class Geometry:
     """What the op's tensors look like. Shapes and strides count elements.
 
     token_stride, out_stride: between tokens of qkv and of out, multiples of D.
-    cache_shape, cache_strides: of k_cache [num_blocks, K, B, D]; the first three strides are multiples of D.
-    value_distance: bytes from the start of k_cache to that of v_cache.
+    cache_shape, cache_strides: of k_cache and v_cache [num_blocks, K, B, D]; the first three strides are multiples
+        of D.
     cache_dtype, query_dtype: storage types.
     """
 
@@ -67,9 +70,13 @@ class Geometry:
     out_stride: int
     cache_shape: tuple[int, ...]
     cache_strides: tuple[int, ...]
-    value_distance: int
     cache_dtype: torch.dtype
     query_dtype: torch.dtype
+
+    @property
+    def group_size(self) -> int:
+        """Query heads of one KV head."""
+        return self.num_heads // self.num_kv_heads
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,17 +84,19 @@ class Geometry:
         return torch.promote_types(torch.float32, self.query_dtype)
 
     @property
-    def value_offset(self) -> int | None:
-        """Rows of D from a key to its value where both lie in one block, so that one gather fetches both."""
-        distance = self.value_distance // self.cache_dtype.itemsize
-        return distance // self.head_dim if 0 < distance < self.cache_strides[0] else None
+    def num_cache_rows(self) -> int:
+        """Rows of D that k_cache spans, gaps between its blocks included."""
+        steps = zip(self.cache_shape[:3], self.cache_strides[:3], strict=True)
+        return sum((size - 1) * stride for size, stride in steps) // self.head_dim + 1
 
     @property
-    def num_cache_rows(self) -> int:
-        """Rows of D that one gather may reach from the start of k_cache."""
-        steps = zip(self.cache_shape[:3], self.cache_strides[:3], strict=True)
-        last = sum((size - 1) * stride for size, stride in steps) // self.head_dim
-        return last + 1 + (self.value_offset or 0)
+    def sums_in_bags(self) -> bool:
+        """Whether single rows sum values where they lie, as ``embedding_bag`` does, instead of gathering them first.
+
+        It reads each value once for every head of the group and so pays only while groups are small, and it would
+        round weights to the cache's type.
+        """
+        return self.group_size <= MAX_BAG_GROUP and self.cache_dtype == self.dtype == torch.float32
 
     def rows_of_tokens(self, num_tokens: int, stride: int) -> int:
         """Rows of D from the first token's first head to the last token's last query head."""
