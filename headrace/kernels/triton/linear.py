@@ -8,14 +8,17 @@ import torch
 import triton
 
 from headrace.kernels.triton.launch import launch_options
-from headrace.kernels.triton.linear_kernels import gemv_kernel, skinny_kernel
+from headrace.kernels.triton.linear_kernels import LinearConfig, gemv_kernel, skinny_kernel
 
 _VECTOR_BYTES = 16
+
+MAX_SKINNY_ROWS = 16
+"""Beyond it cuBLAS is faster (benchmarks/NOTES.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemvShape:
-    """Tile of the one-row kernel: rows of the weights a program, columns at once."""
+    """Tile of the one-row kernel: rows of the weights a program, columns a round."""
 
     block_n: int
     block_k: int
@@ -39,10 +42,6 @@ class SkinnyShape:
     prefetch_bytes: int = 1024
 
 
-MAX_SKINNY_ROWS = 16
-"""From here on cuBLAS is faster (benchmarks/NOTES.md)."""
-
-
 def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, col: int = 0
 ) -> None:
@@ -50,12 +49,124 @@ def linear(
     num_rows = x.shape[0]
     if num_rows == 0:
         return
-    if num_rows == 1 and _is_aligned(x, weight):
-        gemv(x, weight, bias, out, col, gemv_shape(*weight.shape))
-    elif num_rows <= MAX_SKINNY_ROWS and x.dtype != torch.float32 and _is_aligned(x, weight):
-        skinny(x, weight, bias, out, col, skinny_shape(num_rows, *weight.shape))
+    if num_rows == 1 and is_aligned(x, weight):
+        gemv(x, weight, bias, out, col)
+    elif num_rows <= MAX_SKINNY_ROWS and x.dtype != torch.float32 and is_aligned(x, weight):
+        skinny(x, weight, bias, out, col)
     else:
-        _cublas(x, weight, bias, out[:, col : col + weight.shape[0]])
+        cublas(x, weight, bias, out, col)
+
+
+def empty_weight(num_rows: int, num_columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for a weight [n, in] in the order that ``linear`` reads: row after row."""
+    return torch.empty((num_rows, num_columns), dtype=dtype, device=device)
+
+
+def gemv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    col: int = 0,
+    *,
+    norm: tuple[torch.Tensor, float] | None = None,
+    gate: str = "",
+    adds: bool = False,
+    shape: GemvShape | None = None,
+) -> None:
+    """``linear`` of one row; see ``LinearConfig`` for ``gate`` and ``adds``.
+
+    Args:
+        norm: (weight, eps) of an RMSNorm of x before the product.
+    """
+    num_outputs, num_inputs = weight.shape
+    if gate:
+        num_outputs //= 2
+    shape = shape or gemv_shape(*weight.shape)
+    norm_weight, eps = norm or (x, 0.0)
+    config = LinearConfig(
+        num_inputs,
+        shape.block_n if not gate else max(shape.block_n // 2, 1),
+        shape.block_k,
+        gate,
+        has_bias=bias is not None,
+        has_norm=norm is not None,
+        adds=adds,
+    )
+    gemv_kernel[(triton.cdiv(num_outputs, config.block_n),)](
+        x,
+        weight,
+        x if bias is None else bias,
+        norm_weight,
+        out,
+        num_outputs,
+        col,
+        weight.stride(0),
+        eps,
+        C=config,
+        num_warps=shape.num_warps,
+        **launch_options(),
+    )
+
+
+def skinny(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    col: int = 0,
+    *,
+    gate: str = "",
+    adds: bool = False,
+    shape: SkinnyShape | None = None,
+) -> None:
+    """``linear`` of up to ``shape.block_t`` rows of a 16-bit type; see ``LinearConfig`` for ``gate`` and ``adds``."""
+    num_outputs, num_inputs = weight.shape
+    if gate:
+        num_outputs //= 2
+    shape = shape or skinny_shape(x.shape[0], *weight.shape)
+    config = LinearConfig(
+        num_inputs, shape.block_n, shape.block_k, gate, has_bias=bias is not None, adds=adds
+    )
+    row_bytes = num_inputs * weight.element_size()
+    skinny_kernel[(triton.cdiv(num_outputs, shape.block_n),)](
+        x,
+        weight,
+        x if bias is None else bias,
+        out,
+        x.shape[0],
+        num_outputs,
+        col,
+        x.stride(0),
+        weight.stride(0),
+        out.stride(0),
+        C=config,
+        BLOCK_T=shape.block_t,
+        NUM_STAGES=shape.num_stages,
+        PREFETCH_BYTES=min(shape.prefetch_bytes, row_bytes // 64 * 64) if launch_options()["PDL"] else 0,
+        num_warps=shape.num_warps,
+        num_stages=1,
+        **launch_options(),
+    )
+
+
+def cublas(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, col: int = 0
+) -> None:
+    """``linear`` by torch's library."""
+    target = out[:, col : col + weight.shape[0]]
+    if target.dtype == x.dtype:
+        if bias is None:
+            torch.mm(x, weight.t(), out=target)
+        else:
+            torch.addmm(bias, x, weight.t(), out=target)
+        return
+    if target.device.type == "cuda":
+        torch.mm(x, weight.t(), out_dtype=target.dtype, out=target)
+    else:
+        target.copy_(torch.mm(x, weight.t()))
+    if bias is not None:
+        target.add_(bias)
 
 
 def gemv_shape(num_outputs: int, num_inputs: int) -> GemvShape:
@@ -70,69 +181,7 @@ def skinny_shape(num_rows: int, num_outputs: int, num_inputs: int) -> SkinnyShap
     return SkinnyShape(block_t, 32 if num_outputs >= 4096 else 16, 256, 4, 4)
 
 
-def gemv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    col: int,
-    shape: GemvShape,
-) -> None:
-    """``linear`` of one row."""
-    num_outputs, num_inputs = weight.shape
-    gemv_kernel[(triton.cdiv(num_outputs, shape.block_n),)](
-        x,
-        weight,
-        x if bias is None else bias,
-        out,
-        num_outputs,
-        col,
-        weight.stride(0),
-        K=num_inputs,
-        BLOCK_N=shape.block_n,
-        BLOCK_K=shape.block_k,
-        HAS_BIAS=bias is not None,
-        num_warps=shape.num_warps,
-        **launch_options(),
-    )
-
-
-def skinny(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    col: int,
-    shape: SkinnyShape,
-) -> None:
-    """``linear`` of up to ``shape.block_t`` rows of a 16-bit type."""
-    num_outputs, num_inputs = weight.shape
-    row_bytes = num_inputs * weight.element_size()
-    skinny_kernel[(triton.cdiv(num_outputs, shape.block_n),)](
-        x,
-        weight,
-        x if bias is None else bias,
-        out,
-        x.shape[0],
-        num_outputs,
-        col,
-        x.stride(0),
-        weight.stride(0),
-        out.stride(0),
-        K=num_inputs,
-        BLOCK_T=shape.block_t,
-        BLOCK_N=shape.block_n,
-        BLOCK_K=shape.block_k,
-        NUM_STAGES=shape.num_stages,
-        PREFETCH_BYTES=min(shape.prefetch_bytes, row_bytes // 64 * 64) if launch_options()["PDL"] else 0,
-        HAS_BIAS=bias is not None,
-        num_warps=shape.num_warps,
-        num_stages=1,
-        **launch_options(),
-    )
-
-
-def _is_aligned(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def is_aligned(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether rows begin at 16-byte boundaries, so that threads can load 16 bytes at once."""
     return (
         weight.stride(1) == 1
@@ -142,18 +191,3 @@ def _is_aligned(x: torch.Tensor, weight: torch.Tensor) -> bool:
         and weight.data_ptr() % _VECTOR_BYTES == 0
         and x.data_ptr() % _VECTOR_BYTES == 0
     )
-
-
-def _cublas(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor) -> None:
-    if target.dtype == x.dtype:
-        if bias is None:
-            torch.mm(x, weight.t(), out=target)
-        else:
-            torch.addmm(bias, x, weight.t(), out=target)
-        return
-    if target.device.type == "cuda":
-        torch.mm(x, weight.t(), out_dtype=target.dtype, out=target)
-    else:
-        target.copy_(torch.mm(x, weight.t()))
-    if bias is not None:
-        target.add_(bias)

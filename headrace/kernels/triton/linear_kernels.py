@@ -1,137 +1,211 @@
-"""Kernels of ``linear`` for a few rows of x, where reading the weights is all the work.
+"""Kernels of ``linear`` for a few rows of x, where reading the weights is all the work, with what stands around it.
+
+Before the product may stand an RMSNorm of x, after it the addition to the residual stream or the gated activation:
+with so little to compute, each kernel left out saves more than the work itself takes. Roundings are those of the ops
+that are replaced.
 
 Legend: T rows of x, n outputs, K inputs.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 
+from headrace.kernels.triton.activation import activate
 from headrace.kernels.triton.launch import let_next_start, prefetch_rows, wait_for_previous
 
 
+@dataclass(frozen=True, slots=True)
+class LinearConfig:
+    """What a kernel is compiled for.
+
+    num_inputs: K.
+    block_n, block_k: outputs of a program, and inputs of one round.
+    gate: "silu" or "gelu_tanh": outputs j and n + j of the weights [2n, K] become act(y[j]) * y[n + j]; "" is none.
+    has_norm: x is normalised first (one row of x only).
+    adds: the outputs are added to what ``out`` holds.
+    """
+
+    num_inputs: int
+    block_n: int
+    block_k: int
+    gate: str = ""
+    has_bias: bool = False
+    has_norm: bool = False
+    adds: bool = False
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether there is an activation."""
+        return self.gate != ""
+
+    @property
+    def is_silu(self) -> bool:
+        """Whether it is silu."""
+        return self.gate == "silu"
+
+    @property
+    def block_inputs(self) -> int:
+        """K rounded up to a power of two."""
+        return 1 << (self.num_inputs - 1).bit_length()
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all rounds are whole."""
+        return self.num_inputs % self.block_k == 0
+
+    @property
+    def last(self) -> int:
+        """Where the last round begins."""
+        return (self.num_inputs - 1) // self.block_k * self.block_k
+
+
 @triton.jit
-def _prefetch_weights(w_ptr, first, n, w_stride, BLOCK_N: tl.constexpr, NUM_BYTES: tl.constexpr):
-    """The first NUM_BYTES of rows [first, first + BLOCK_N) into the L2, in four pieces a row."""
-    row = tl.minimum(first + tl.arange(0, BLOCK_N), n - 1).to(tl.int64)
+def _load_weights(start, k, in_rows, C: tl.constexpr):
+    """Columns [k, k + block_k) of some rows; they are read once, so they need not stay in the caches."""
+    col = k + tl.arange(0, C.block_k)
+    if C.is_even:
+        inside = in_rows[:, None]
+    else:
+        inside = in_rows[:, None] & (col < C.num_inputs)[None, :]
+    return tl.load(start + col[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _inverse_rms(x_ptr, eps, C: tl.constexpr):
+    """1 / sqrt(mean(x^2) + eps) of the one row of x."""
+    col = tl.arange(0, C.block_inputs)
+    x = tl.load(x_ptr + col, mask=col < C.num_inputs, other=0.0).to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x, axis=0) / C.num_inputs + eps)
+
+
+@triton.jit
+def _load_inputs(x_ptr, norm_ptr, scale, k, C: tl.constexpr):
+    """fp32 columns [k, k + block_k) of the one row of x, normalised if it has to be."""
+    col = k + tl.arange(0, C.block_k)
+    if C.is_even:
+        x = tl.load(x_ptr + col).to(tl.float32)
+    else:
+        x = tl.load(x_ptr + col, mask=col < C.num_inputs, other=0.0).to(tl.float32)
+    if C.has_norm:
+        norm = tl.load(norm_ptr + col, mask=col < C.num_inputs, other=0.0).to(tl.float32)
+        x = (x * scale * norm).to(x_ptr.dtype.element_ty).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _multiply(acc, w, x, C: tl.constexpr):
+    """acc [block_n, block_k / 8] plus the products of one round, eight by eight.
+
+    The eight numbers of a sum are one thread's own: no data moves between threads before the end.
+    """
+    product = tl.reshape(w.to(tl.float32) * x[None, :], [C.block_n, C.block_k // 8, 8])
+    return acc + tl.sum(product, axis=2)
+
+
+@triton.jit
+def _finish(y, up, bias_ptr, place, row, inside, out_ptr, n, C: tl.constexpr):
+    """Bias, activation and residual of outputs ``y`` (and ``up``), and the store. ``row`` broadcasts like ``y``."""
+    dtype = out_ptr.dtype.element_ty
+    if C.has_bias:
+        y += tl.load(bias_ptr + row, mask=inside, other=0.0).to(tl.float32)
+        if C.is_gated:
+            up += tl.load(bias_ptr + n + row, mask=inside, other=0.0).to(tl.float32)
+    if C.is_gated:
+        IS_SILU: tl.constexpr = C.is_silu
+        y = activate(y.to(dtype).to(tl.float32), IS_SILU) * up.to(dtype).to(tl.float32)
+    if C.adds:
+        y = y.to(dtype).to(tl.float32) + tl.load(out_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + place, y.to(dtype), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "out_col"])
+def gemv_kernel(
+    x_ptr, w_ptr, bias_ptr, norm_ptr, out_ptr, n, out_col, w_stride, eps, C: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """One row of x. The next weights are on their way to registers while the last are multiplied.
+
+    The first ones are asked for before the previous kernel has ended: they do not depend on it.
+    """
+    let_next_start(PDL)
+    row = tl.program_id(0) * C.block_n + tl.arange(0, C.block_n)
+    in_rows = row < n
+    start = w_ptr + row.to(tl.int64)[:, None] * w_stride
+    up_start = start
+    if C.is_gated:
+        up_start = start + n.to(tl.int64) * w_stride
+    w = _load_weights(start, 0, in_rows, C)
+    up_w = w
+    if C.is_gated:
+        up_w = _load_weights(up_start, 0, in_rows, C)
+    wait_for_previous(PDL)
+    scale = 1.0
+    if C.has_norm:
+        scale = _inverse_rms(x_ptr, eps, C)
+    acc = tl.full([C.block_n, C.block_k // 8], 0.0, tl.float32)
+    up = acc
+    for k in range(C.block_k, C.num_inputs, C.block_k):
+        following = _load_weights(start, k, in_rows, C)
+        up_following = following
+        if C.is_gated:
+            up_following = _load_weights(up_start, k, in_rows, C)
+        x = _load_inputs(x_ptr, norm_ptr, scale, k - C.block_k, C)
+        acc = _multiply(acc, w, x, C)
+        w = following
+        if C.is_gated:
+            up = _multiply(up, up_w, x, C)
+            up_w = up_following
+    x = _load_inputs(x_ptr, norm_ptr, scale, C.last, C)
+    acc = _multiply(acc, w, x, C)
+    if C.is_gated:
+        up = _multiply(up, up_w, x, C)
+    _finish(tl.sum(acc, axis=1), tl.sum(up, axis=1), bias_ptr, out_col + row, row, in_rows, out_ptr, n, C)
+
+
+@triton.jit
+def _prefetch_weights(w_ptr, first, n, w_stride, C: tl.constexpr, NUM_BYTES: tl.constexpr):
+    """The first NUM_BYTES of a program's rows into the L2, in four pieces a row."""
+    row = tl.minimum(first + tl.arange(0, C.block_n), n - 1).to(tl.int64)
     PIECE: tl.constexpr = NUM_BYTES // 4
     start = w_ptr.to(tl.pointer_type(tl.uint8), bitcast=True)
     row_bytes = row * w_stride * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
     prefetch_rows(start + row_bytes[:, None] + tl.arange(0, 4)[None, :] * PIECE, PIECE)
 
 
-@triton.jit
-def _load_weights(start, k, in_rows, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Columns [k, k + BLOCK_K) of some rows; they are read once, so they need not stay in the caches."""
-    col = k + tl.arange(0, BLOCK_K)
-    if K % BLOCK_K == 0:
-        inside = in_rows[:, None]
-    else:
-        inside = in_rows[:, None] & (col < K)[None, :]
-    return tl.load(start + col[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-
-
-@triton.jit
-def _multiply(acc, w, x_ptr, k, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """acc [BLOCK_N, BLOCK_K / 8] plus the products with columns [k, k + BLOCK_K), eight by eight.
-
-    The eight numbers of a sum are one thread's own: no data moves between threads before the end.
-    """
-    col = k + tl.arange(0, BLOCK_K)
-    if K % BLOCK_K == 0:
-        x = tl.load(x_ptr + col)
-    else:
-        x = tl.load(x_ptr + col, mask=col < K, other=0.0)
-    product = w.to(tl.float32) * x.to(tl.float32)[None, :]
-    return acc + tl.sum(tl.reshape(product, [BLOCK_N, BLOCK_K // 8, 8]), axis=2)
-
-
-@triton.jit(do_not_specialize=["n", "out_col"])
-def gemv_kernel(
-    x_ptr,
-    w_ptr,
-    bias_ptr,
-    out_ptr,
-    n,
-    out_col,
-    w_stride,
-    K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One row of x. The next weights are on their way to registers while the last are multiplied.
-
-    The first ones are asked for before the previous kernel has ended: they do not depend on it.
-    """
-    let_next_start(PDL)
-    row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_rows = row < n
-    start = w_ptr + row.to(tl.int64)[:, None] * w_stride
-    w = _load_weights(start, 0, in_rows, K, BLOCK_K)
-    wait_for_previous(PDL)
-    acc = tl.zeros([BLOCK_N, BLOCK_K // 8], tl.float32)
-    for k in range(BLOCK_K, K, BLOCK_K):
-        following = _load_weights(start, k, in_rows, K, BLOCK_K)
-        acc = _multiply(acc, w, x_ptr, k - BLOCK_K, K, BLOCK_N, BLOCK_K)
-        w = following
-    LAST: tl.constexpr = (K - 1) // BLOCK_K * BLOCK_K
-    acc = _multiply(acc, w, x_ptr, LAST, K, BLOCK_N, BLOCK_K)
-    y = tl.sum(acc, axis=1)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + row, mask=in_rows, other=0.0).to(tl.float32)
-    tl.store(out_ptr + out_col + row, y.to(out_ptr.dtype.element_ty), mask=in_rows)
-
-
 @triton.jit(do_not_specialize=["num_rows", "n", "out_col"])
 def skinny_kernel(
-    x_ptr,
-    w_ptr,
-    bias_ptr,
-    out_ptr,
-    num_rows,
-    n,
-    out_col,
-    x_stride,
-    w_stride,
-    out_stride,
-    K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-    PREFETCH_BYTES: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, out_ptr, num_rows, n, out_col, x_stride, w_stride, out_stride,
+    C: tl.constexpr, BLOCK_T: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH_BYTES: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     """Up to BLOCK_T rows of x: the weights are the tall operand of the matrix units, x the narrow one."""
     let_next_start(PDL)
-    first = tl.program_id(0) * BLOCK_N
-    row = first + tl.arange(0, BLOCK_N)
+    first = tl.program_id(0) * C.block_n
+    row = first + tl.arange(0, C.block_n)
     in_rows = row < n
     token = tl.arange(0, BLOCK_T)
     in_tokens = token < num_rows
     w_start = w_ptr + row.to(tl.int64)[:, None] * w_stride
+    up_start = w_start
+    if C.is_gated:
+        up_start = w_start + n.to(tl.int64) * w_stride
     x_start = x_ptr + token.to(tl.int64)[:, None] * x_stride
     if PREFETCH_BYTES > 0:
-        _prefetch_weights(w_ptr, first, n, w_stride, BLOCK_N, PREFETCH_BYTES)
+        _prefetch_weights(w_ptr, first, n, w_stride, C, PREFETCH_BYTES)
+        if C.is_gated:
+            _prefetch_weights(w_ptr + n.to(tl.int64) * w_stride, first, n, w_stride, C, PREFETCH_BYTES)
     wait_for_previous(PDL)
-    acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
-    for k in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
-        col = k + tl.arange(0, BLOCK_K)
-        if K % BLOCK_K == 0:
-            w = tl.load(
-                w_start + col[None, :], mask=in_rows[:, None], other=0.0, eviction_policy="evict_first"
-            )
-            x = tl.load(x_start + col[None, :], mask=in_tokens[:, None], other=0.0)
-        else:
-            in_cols = (col < K)[None, :]
-            w = tl.load(w_start + col[None, :], mask=in_rows[:, None] & in_cols, other=0.0)
-            x = tl.load(x_start + col[None, :], mask=in_tokens[:, None] & in_cols, other=0.0)
-        acc = tl.dot(w, tl.trans(x), acc)
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + row, mask=in_rows, other=0.0).to(tl.float32)[:, None]
-    place = out_ptr + token.to(tl.int64)[None, :] * out_stride + out_col + row[:, None]
-    tl.store(place, acc.to(out_ptr.dtype.element_ty), mask=in_rows[:, None] & in_tokens[None, :])
+    acc = tl.full([C.block_n, BLOCK_T], 0.0, tl.float32)
+    up = acc
+    for k in tl.range(0, C.num_inputs, C.block_k, num_stages=NUM_STAGES):
+        w = _load_weights(w_start, k, in_rows, C)
+        x = tl.trans(_load_weights(x_start, k, in_tokens, C))
+        acc = tl.dot(w, x, acc)
+        if C.is_gated:
+            up = tl.dot(_load_weights(up_start, k, in_rows, C), x, up)
+    place = token.to(tl.int64)[None, :] * out_stride + out_col + row[:, None]
+    inside = in_rows[:, None] & in_tokens[None, :]
+    _finish(acc, up, bias_ptr, place, row[:, None], inside, out_ptr, n, C)
