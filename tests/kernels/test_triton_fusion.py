@@ -52,6 +52,7 @@ class Model:
             (weight(WIDTH, WIDTH), weight(WIDTH, WIDTH), weight(2 * INNER, WIDTH), weight(WIDTH, INNER))
             for _ in range(2)
         ]
+        self.halves = self.layers[0][2].chunk(2)
         self.norm = torch.rand(WIDTH, generator=generator).to(DEVICE) + 0.5
         names = {
             "residual": WIDTH,
