@@ -23,7 +23,7 @@ OP_FILES = {
     "rms_norm": "norm",
     "add_rms_norm": "norm",
     "linear": "linear",
-    "empty_weight": "linear",
+    "pack_weight": "linear",
     "rope_and_store": "rope_and_store",
     "attention": "attention",
     "gated_act": "activation",
@@ -36,7 +36,7 @@ OP_FILES = {
 class Ops:
     """One attribute per op of ``OP_FILES``; see the reference functions for arguments, shapes and dtypes.
 
-    ``empty_weight`` is no op: it is asked once, at loading, for the memory of what ``linear`` multiplies with.
+    ``pack_weight`` is no op: it is called once, at loading, for the form of a weight that ``linear`` reads fastest.
     Collectives are ops, too, so that they are recorded like the others; see ``Communicator``.
     """
 
@@ -45,7 +45,7 @@ class Ops:
     rms_norm: Op
     add_rms_norm: Op
     linear: Op
-    empty_weight: Callable[..., torch.Tensor]
+    pack_weight: Callable[[torch.Tensor], torch.Tensor]
     rope_and_store: Op
     attention: Op
     gated_act: Op

@@ -24,8 +24,8 @@ class VocabParallelEmbedding:
         scale: multiplier of the rows.
 
     Attributes:
-        weight: [this rank's rows, hidden_size]. A table stored in a narrower float type stays so: rows widen as they
-            are looked up, with the same result.
+        weight: [this rank's rows, hidden_size], or what ``pack_weight`` makes of that. A table stored in a narrower
+            float type stays so: rows widen as they are looked up, with the same result.
     """
 
     def __init__(self, ctx: LayerContext, name: str, vocab_size: int, hidden_size: int, scale: float) -> None:
@@ -44,6 +44,13 @@ class VocabParallelEmbedding:
         self._ops.embedding(ids, self.weight, out, self._scale, self._first_row)
         if self._first_row is not None:
             self._ops.all_reduce(out)
+
+    def share(self, dtype: torch.dtype) -> Tensor:
+        """The table as a head of ``dtype`` wants it; from now on the same memory, if the types are the same."""
+        packed = self._ops.pack_weight(self.weight.to(dtype))
+        if self.weight.dtype == dtype:
+            self.weight = packed
+        return packed
 
 
 class ParallelLMHead:
@@ -97,7 +104,7 @@ class ParallelLMHead:
         ctx: LayerContext, name: str, shape: tuple[int, int], tied_to: VocabParallelEmbedding | None
     ) -> LoadedLinear:
         if tied_to is not None:
-            return DenseLinear(ctx.ops, tied_to.weight.to(ctx.dtype), None)
+            return DenseLinear(ctx.ops, tied_to.share(ctx.dtype), None)
         shard = Shard(
             name, shape, share_vocabulary(ctx.parallel, shape[0]), slice(0, shape[1]), has_bias=False
         )

@@ -16,7 +16,7 @@ class DenseLinear(LoadedLinear):
 
     Args:
         ops: where ``linear`` is.
-        weight: [n, in].
+        weight: [n, in], in the form that ``pack_weight`` gave it.
         bias: [n] or None.
     """
 
@@ -35,7 +35,7 @@ class UnquantizedMethod(QuantMethod):
     def load(self, shards: Sequence[Shard], home: WeightHome) -> DenseLinear:
         num_rows = sum(shard.num_rows for shard in shards)
         [num_columns] = {shard.num_columns for shard in shards}
-        weight = home.ops.empty_weight(num_rows, num_columns, home.dtype, home.device)
+        weight = torch.empty((num_rows, num_columns), dtype=home.dtype, device=home.device)
         bias = None
         if any(shard.has_bias for shard in shards):
             bias = torch.zeros(num_rows, dtype=home.dtype, device=home.device)
@@ -43,15 +43,12 @@ class UnquantizedMethod(QuantMethod):
         for shard in shards:
             end = start + shard.num_rows
             stored = home.weights.get(f"{shard.name}.weight", (shard.rows, shard.columns), shape=shard.shape)
-            if weight.is_contiguous():
-                stored.dequantize_into(weight[start:end])
-            else:
-                weight[start:end].copy_(stored.dequantize(home.dtype, home.device))
+            stored.dequantize_into(weight[start:end])
             if shard.has_bias and bias is not None:
                 name, shape = f"{shard.name}.bias", shard.shape[:1]
                 home.weights.get(name, (shard.rows,), shape=shape).dequantize_into(bias[start:end])
             start = end
-        return DenseLinear(home.ops, weight, bias)
+        return DenseLinear(home.ops, home.ops.pack_weight(weight), bias)
 
 
 UNQUANTIZED = UnquantizedMethod()

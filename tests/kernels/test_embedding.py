@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from headrace.kernels.reference.embedding import embedding, gather_rows
+from headrace.kernels.reference.linear import pack_weight
 
 IDS = torch.tensor([3, 0, 9, 3])
 
@@ -25,6 +26,19 @@ def test_the_scale_is_rounded_like_the_rows() -> None:
     out = torch.empty(4, 2, dtype=torch.bfloat16)
     embedding(IDS, table, out, 640**0.5)
     assert out[0, 0].item() == 25.25
+
+
+@pytest.mark.parametrize("num_rows", [200, 13_000])
+@pytest.mark.parametrize("first_row", [None, 100])
+def test_tables_as_a_head_has_packed_them(num_rows: int, first_row: int | None) -> None:
+    """Transposed, or in transposed blocks."""
+    table = torch.randn(num_rows, 3, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([num_rows - 1, 0, 150, 101])
+    plain, packed = torch.empty(4, 3), torch.full((4, 3), torch.nan)
+    embedding(ids, table, plain, 2.0, first_row)
+    embedding(ids, pack_weight(table), packed, 2.0, first_row)
+    assert pack_weight(table).dim() == (2 if num_rows == 200 else 3)
+    assert torch.equal(packed, plain)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

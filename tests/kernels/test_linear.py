@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.kernels.reference.linear import empty_weight, linear
+from headrace.kernels.reference.linear import linear, pack_weight
 
 ERROR = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
@@ -51,26 +51,41 @@ def test_outputs_may_be_fp32(num_rows: int, dtype: torch.dtype) -> None:
     assert ((out.double() - exact).abs() <= ERROR[dtype] * (1 + exact.abs())).all()
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 6, 9, 130])
-def test_as_many_outputs_as_a_vocabulary(num_rows: int) -> None:
-    """Such weights are multiplied the other way round for longer."""
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 3, 6, 130])
+def test_weights_in_blocks(num_rows: int, has_bias: bool) -> None:
     generator = torch.Generator().manual_seed(num_rows)
     x, weight = torch.randn(num_rows, 8, generator=generator), torch.randn(13_000, 8, generator=generator)
-    out = torch.full((num_rows, 13_000), torch.nan)
-    linear(x, weight, None, out)
-    torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-5)
+    bias = torch.randn(13_000, generator=generator) if has_bias else None
+    packed = pack_weight(weight)
+    assert packed.shape == (4, 3250, 8)
+    out = torch.full((num_rows, 13_003), torch.nan)
+    linear(x, packed, bias, out, 2)
+    exact = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    torch.testing.assert_close(out[:, 2:13_002].double(), exact, rtol=1e-5, atol=1e-5)
+    assert out[:, [0, 1, 13_002]].isnan().all()
+
+
+PRIME = 13_001
+"""Has no blocks."""
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "is_transposed"),
+    ("shape", "dtype", "strides"),
     [
-        ((64, 32), torch.float32, True),
-        ((32, 64), torch.float32, False),
-        ((49_152, 32), torch.float32, False),
-        ((64, 32), torch.bfloat16, False),
+        ((64, 32), torch.float32, (1, 64)),
+        ((32, 64), torch.float32, (64, 1)),
+        ((49_152, 4), torch.float32, (4096 * 4, 1, 4096)),
+        ((PRIME, 4), torch.float32, (4, 1)),
+        ((64, 32), torch.bfloat16, (32, 1)),
     ],
 )
-def test_memory_order_of_weights(shape: tuple[int, int], dtype: torch.dtype, is_transposed: bool) -> None:
-    weight = empty_weight(*shape, dtype, torch.device("cpu"))
-    assert weight.shape == shape and weight.dtype == dtype
-    assert weight.stride() == ((1, shape[0]) if is_transposed else (shape[1], 1))
+def test_packed_weights_hold_the_same_numbers(
+    shape: tuple[int, int], dtype: torch.dtype, strides: tuple[int, ...]
+) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    packed = pack_weight(weight)
+    assert packed.stride() == strides and packed.dtype == dtype
+    assert torch.equal(packed.reshape(shape), weight)
+    if len(strides) == 2 and strides[1] == 1:
+        assert packed is weight

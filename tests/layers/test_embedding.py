@@ -49,6 +49,20 @@ def test_a_tied_head_shares_the_table() -> None:
     head = ParallelLMHead(ctx, "head", VOCAB, WIDTH, embedding)
     torch.testing.assert_close(head(HIDDEN, ROWS), HIDDEN[ROWS] @ TENSORS["embed.weight"].T)
     assert head._matrix.weight.data_ptr() == embedding.weight.data_ptr()
+    out = torch.empty(len(IDS), WIDTH)
+    embedding(IDS, out)
+    assert torch.equal(out, TENSORS["embed.weight"][IDS])
+
+
+def test_a_tied_vocabulary_that_is_packed_in_blocks() -> None:
+    table = torch.randn(13_000, 4, generator=torch.Generator().manual_seed(1))
+    ctx = context(DictWeights({"embed.weight": table}))
+    embedding = VocabParallelEmbedding(ctx, "embed", 13_000, 4, 1.0)
+    logits = ParallelLMHead(ctx, "head", 13_000, 4, embedding)(HIDDEN[:, :4].contiguous(), ROWS)
+    torch.testing.assert_close(logits, HIDDEN[ROWS, :4] @ table.T)
+    ids, out = torch.tensor([12_999, 0, 4095, 4096]), torch.empty(4, 4)
+    embedding(ids, out)
+    assert embedding.weight.dim() == 3 and torch.equal(out, table[ids])
 
 
 def test_soft_cap_bounds_the_logits() -> None:

@@ -16,7 +16,7 @@ def embedding(
 
     Args:
         ids: [T] int64, all in [0, V).
-        weight: [V, E]; may be stored in a narrower dtype than ``out``.
+        weight: [V, E], or blocks of it, [V / B, B, E] (``pack_weight``); may have a narrower dtype than ``out``.
         out: [T, E].
         scale: rounded to the dtype of ``out`` before it multiplies, as Gemma does.
         first_row: for a table that holds only the rows of the vocabulary from this one on: ids outside give zeros.
@@ -24,7 +24,10 @@ def embedding(
     if first_row is not None:
         _embed_part(ids - first_row, weight, out, scale)
         return
-    if weight.dtype == out.dtype:
+    if weight.dim() == 3:
+        block_rows = weight.shape[1]
+        out.copy_(weight[ids // block_rows, ids % block_rows])
+    elif weight.dtype == out.dtype:
         torch.index_select(weight, 0, ids, out=out)
     else:
         out.copy_(weight.index_select(0, ids))
@@ -33,8 +36,9 @@ def embedding(
 
 
 def _embed_part(local_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scale: float) -> None:
-    is_outside = (local_ids < 0) | (local_ids >= len(weight))
-    if len(weight):
+    num_rows = weight.shape[:-1].numel()
+    is_outside = (local_ids < 0) | (local_ids >= num_rows)
+    if num_rows:
         embedding(local_ids.masked_fill(is_outside, 0), weight, out, scale)
     out.masked_fill_(is_outside[:, None], 0.0)
 

@@ -1,12 +1,12 @@
-"""linear in plain torch, and the order in memory that it likes weights to have.
+"""linear in plain torch, and pack_weight: the form in memory that it reads fastest.
 
-Measured in fp32 on a CPU with AVX2, torch 2.13 with MKL, one thread, weights not in the cache (SmolLM2's layers and
-head, and shapes up to 16384 x 2048):
+In fp32 on a CPU with AVX2 (torch 2.13 with MKL, one thread, weights not in the cache;
+benchmarks/kernels/bench_linear.py):
 
-* One row of x is bound by reading the weight. Stored transposed, a weight at least as wide as its inputs was read in
-  60 to 90 % of the time; batches of rows took 85 to 95 %. Not so beyond some 12,000 outputs, where a batch was slower.
-* Two to four rows are best multiplied the other way round, weight @ x.T: 50 to 80 % of the time; with a vocabulary's
-  worth of outputs this holds for all small batches.
+* One row of x is bound by reading the weight. Stored transposed, a weight at least as wide as its inputs is read in
+  60 to 90 % of the time, and batches take 85 to 95 %. Longer rows than some 12,000 make batches slower, so a
+  vocabulary is cut into blocks of a few thousand, each transposed.
+* Two to four rows times a weight that is not transposed are best multiplied the other way round, weight @ x.T.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-_TALL_ROWS = 12_288
+_MAX_TRANSPOSED_ROWS = 12_288
+_BLOCK_ROWS = range(1024, 4096 + 1)
 _MAX_FLIPPED_ROWS = 4
-_MAX_FLIPPED_ROWS_TALL = 128
 
 
 def linear(
@@ -25,12 +25,19 @@ def linear(
     """out[:, col : col + n] = x @ weight.T + bias, summed in fp32.
 
     Args:
-        x: [T, in].  weight: [n, in] of the same dtype, in any order in memory.  bias: [n] or None.
+        x: [T, in].
+        weight: [n, in] of the same dtype, in any order in memory, or blocks of it, [n / B, B, in].
+        bias: [n] or None.
         out: [T, at least col + n]; x's dtype or fp32.
     """
+    if weight.dim() == 3:
+        for index, block in enumerate(weight):
+            start = index * len(block)
+            linear(x, block, None if bias is None else bias[start : start + len(block)], out, col + start)
+        return
     width = weight.shape[0]
     target = out if width == out.shape[1] else out[:, col : col + width]
-    if x.shape[0] > 1 and _is_flipped_faster(x, weight):
+    if 1 < x.shape[0] <= _MAX_FLIPPED_ROWS and _is_row_major_on_cpu(weight):
         _flipped_linear(x, weight, bias, target)
     elif target.dtype != x.dtype:
         target.copy_(F.linear(x, weight, bias))
@@ -40,29 +47,33 @@ def linear(
         torch.addmm(bias, x, weight.t(), out=target)
 
 
-def empty_weight(num_rows: int, num_columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory for a weight [n, in], in the order that ``linear`` reads fastest. A kind of kernels that has a ``linear``
-    of its own has this, too."""
-    is_transposed = dtype == torch.float32 and device.type == "cpu" and num_columns <= num_rows < _TALL_ROWS
-    if is_transposed:
-        return torch.empty((num_columns, num_rows), dtype=dtype, device=device).t()
-    return torch.empty((num_rows, num_columns), dtype=dtype, device=device)
+def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+    """A weight [n, in] in the form that ``linear`` and ``embedding`` take and ``linear`` reads fastest: itself, a copy
+    in another order, or a copy in blocks [n / B, B, in]. A kind of kernels with its own ``linear`` may have its own
+    ``pack_weight``, if its ``embedding`` takes what that returns."""
+    num_rows, num_columns = weight.shape
+    if not _is_row_major_on_cpu(weight) or num_rows < num_columns:
+        return weight
+    if num_rows < _MAX_TRANSPOSED_ROWS:
+        return weight.t().contiguous().t()
+    sizes = [size for size in _BLOCK_ROWS if num_rows % size == 0]
+    if not sizes:
+        return weight
+    return weight.view(-1, sizes[-1], num_columns).transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _is_flipped_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    if x.dtype != torch.float32 or x.device.type != "cpu" or not weight.is_contiguous():
-        return False
-    return x.shape[0] <= (_MAX_FLIPPED_ROWS if weight.shape[0] < _TALL_ROWS else _MAX_FLIPPED_ROWS_TALL)
+def _is_row_major_on_cpu(weight: torch.Tensor) -> bool:
+    """In fp32: other types go through oneDNN, which has orders of its own."""
+    return weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()
 
 
 def _flipped_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor
 ) -> None:
-    """(weight @ x.T).T, with rows added to x so that they fill register tiles."""
+    """(weight @ x.T).T, with rows added to x so that they fill a register tile."""
     num_rows = x.shape[0]
-    padding = -num_rows % (4 if num_rows <= 4 else 8)
-    if padding:
-        x = F.pad(x, (0, 0, 0, padding))
+    if num_rows < _MAX_FLIPPED_ROWS:
+        x = F.pad(x, (0, 0, 0, _MAX_FLIPPED_ROWS - num_rows))
     product = torch.mm(weight, x.t()).t()[:num_rows]
     if bias is None:
         target.copy_(product)
