@@ -1,0 +1,50 @@
+"""Warming up runs what a model runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from headrace.kernels.triton.warmup import ModelWidths, decode_calls, first_token_calls, warm_up
+from tests.kernels.triton_setup import DEVICE, HALF
+
+WIDTHS = ModelWidths(
+    hidden_size=64,
+    intermediate_size=96,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=200,
+    block_size=16,
+    dtype=HALF,
+    has_qk_norm=True,
+    window=32,
+)
+
+
+def test_every_call_runs_and_is_timed() -> None:
+    for calls in (first_token_calls(WIDTHS, DEVICE), decode_calls(WIDTHS, DEVICE)):
+        report = warm_up(calls, num_threads=1)
+        assert report.seconds.keys() == calls.keys() and report.total_s >= max(report.seconds.values())
+
+
+def test_few_kernels_stand_before_the_first_token() -> None:
+    assert len(first_token_calls(WIDTHS, DEVICE)) <= 8
+
+
+def test_an_error_is_not_swallowed() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        warm_up({"bad": fail})
+
+
+@pytest.mark.gpu
+def test_warm_kernels_compile_no_more() -> None:
+    widths = ModelWidths(1024, 3072, 16, 8, 128, 151936, 16, torch.bfloat16, has_qk_norm=True)
+    for make in (first_token_calls, decode_calls):
+        warm_up(make(widths, DEVICE))
+        assert warm_up(make(widths, DEVICE)).total_s < 0.2
