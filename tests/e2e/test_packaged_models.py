@@ -32,15 +32,12 @@ def oracle(name: str, config: Any, kind: Any) -> Any:
     source = resolve_model(name)
     arch = load_architecture(source)
     weights = open_weights(source, arch)
-    with torch.device("meta"):
-        model = kind(config)
+    model = kind(config)
     state = {name: weights.get(name).dequantize(torch.float32).clone() for name in weights.names()}
     if arch.architecture == "gemma3":  # transformers adds the 1 itself
         state = {name: t - 1 if name.endswith("norm.weight") else t for name, t in state.items()}
     model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
-    rotary = type(model.model.rotary_emb)(config=config)
-    model.model.rotary_emb = rotary
     return model.eval()
 
 
