@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -111,13 +112,9 @@ def decode_calls(widths: ModelWidths, device: torch.device) -> dict[str, Call]:
     calls: dict[str, Call] = {"attention of decodes": lambda: make.attention(1)}
     for num_rows in (1, 2):
         for width in inputs:
-            calls[f"linear of {num_rows} x {width}"] = lambda rows=num_rows, width=width: linear(
-                make.rows(rows, width), make.weight(width), None, make.rows(rows, _OUTPUTS)
-            )
+            calls[f"linear of {num_rows} x {width}"] = partial(make.linear, num_rows, width)
     for width in inputs - {widths.hidden_size}:
-        calls[f"linear_add of {width}"] = lambda width=width: linear_add(
-            make.rows(1, width), make.weight(width), None, make.rows(1, _OUTPUTS)
-        )
+        calls[f"linear_add of {width}"] = partial(make.linear_add, width)
     hidden, norm = widths.hidden_size, make.norm
     calls["norm_linear"] = lambda: norm_linear(
         make.hidden(1), norm(), _EPS, make.weight(hidden), None, make.rows(1, _OUTPUTS)
@@ -151,6 +148,12 @@ class _Maker:
 
     def weight(self, num_inputs: int) -> torch.Tensor:
         return self.rows(_OUTPUTS, num_inputs)
+
+    def linear(self, count: int, num_inputs: int) -> None:
+        linear(self.rows(count, num_inputs), self.weight(num_inputs), None, self.rows(count, _OUTPUTS))
+
+    def linear_add(self, num_inputs: int) -> None:
+        linear_add(self.rows(1, num_inputs), self.weight(num_inputs), None, self.rows(1, _OUTPUTS))
 
     def norm(self) -> torch.Tensor:
         return torch.ones(self._widths.hidden_size, dtype=torch.float32, device=self._device)
