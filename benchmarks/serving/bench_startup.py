@@ -2,8 +2,8 @@
 
 python benchmarks/serving/bench_startup.py [MODEL] [--repeat 3]
 
-Runs ``headrace serve`` with the files in the page cache (a first run does not count). The share of torch's own import is
-measured by importing it alone. Memory is PSS, so pages that processes share count once.
+Runs ``headrace serve`` with the files in the page cache (a first run does not count). Importing torch alone is
+measured beside it. Memory is PSS, so pages that processes share count once.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 from headrace.config import EngineConfig
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest
@@ -71,7 +70,6 @@ class AsyncLLM:
         self.config = config
         self.metrics = ServingMetrics()
         self.progress = LoadProgress("starting the engine")
-        self.core_info: dict[str, Any] = {}
         self._client = client
         self._live: dict[str, _Live] = {}
         self._death: HeadraceError | None = None
@@ -254,7 +252,7 @@ class AsyncLLM:
     def on_ready(self, ready: CoreReady) -> None:
         """The core takes steps now."""
         self._is_core_ready = self.metrics.is_engine_up = True
-        self.core_info = self.metrics.core_stats = ready.info
+        self.metrics.core_stats = ready.stats
         self._core_settled.set()
 
     def on_step(self, news: StepNews) -> None:

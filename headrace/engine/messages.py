@@ -52,10 +52,10 @@ class LoadProgress(msgspec.Struct, tag="progress"):
 
 
 class CoreReady(msgspec.Struct, tag="ready"):
-    """The core takes steps from now on. ``info`` holds facts for logs and limits, ``load_s`` how long it took."""
+    """The core takes steps from now on; ``stats`` is its state, ``load_s`` how long loading took."""
 
     load_s: float
-    info: dict[str, Any] = {}
+    stats: dict[str, Any]
 
 
 class StepNews(msgspec.Struct, tag="step"):

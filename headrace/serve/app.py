@@ -63,9 +63,11 @@ def _build_router(context: ServerContext) -> Starlette:
     routes += [
         Route(path, _post(context, handler), methods=["POST"]) for path, handler in POST_ROUTES.items()
     ]
-    return Starlette(
+    router = Starlette(
         routes=routes, middleware=_middleware(context), exception_handlers={HTTPException: _on_http_error}
     )
+    router.router.redirect_slashes = False  # a client that posts to the wrong path is told so
+    return router
 
 
 def _get(context: ServerContext, handler: Getter, is_open: bool) -> Endpoint:

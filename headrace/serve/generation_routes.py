@@ -14,6 +14,7 @@ from headrace.serve.body import decode_body
 from headrace.serve.chat_format import ChatFormat
 from headrace.serve.completion_format import CompletionFormat
 from headrace.serve.context import ServerContext
+from headrace.serve.errors import ApiError
 from headrace.serve.job import AnswerFormat, Job
 from headrace.serve.prompts import chat_prompt, completion_prompts
 from headrace.serve.protocol import ChatRequest, CompletionRequest
@@ -36,7 +37,7 @@ async def create_completion(context: ServerContext, request: Request, body: byte
     else:
         prompts = completion_prompts(wanted, front_end)
     form = CompletionFormat(wanted, model, front_end)
-    return await answer(context.llm, _job(wanted, prompts, params, form))
+    return await answer(context.llm, _job(context, wanted, prompts, params, form))
 
 
 async def create_chat_completion(context: ServerContext, request: Request, body: bytes) -> Response:
@@ -51,14 +52,24 @@ async def create_chat_completion(context: ServerContext, request: Request, body:
     else:
         prompt = chat_prompt(wanted, front_end)
     form = ChatFormat(wanted, model, front_end)
-    return await answer(context.llm, _job(wanted, [prompt], params, form))
+    return await answer(context.llm, _job(context, wanted, [prompt], params, form))
 
 
 def _job(
+    context: ServerContext,
     wanted: CompletionRequest | ChatRequest,
     prompts: list[ParsedPrompt],
     params: SamplingParams,
     form: AnswerFormat,
 ) -> Job:
+    limits = context.llm.config.scheduler
+    most = limits.max_num_seqs + limits.max_waiting_requests
+    if len(prompts) * params.n > most:
+        raise ApiError(
+            400,
+            f"the request asks for {len(prompts) * params.n} answers at once; this server takes at most {most}: "
+            "send it in parts",
+            param="prompt",
+        )
     has_no_limit = wanted.max_tokens is None and getattr(wanted, "max_completion_tokens", None) is None
     return Job(prompts, params, form, bool(wanted.stream), has_no_limit, wanted.priority or 0)

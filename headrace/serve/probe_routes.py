@@ -41,15 +41,13 @@ async def _card(context: ServerContext) -> dict[str, Any]:
 
 async def show_health(context: ServerContext, request: Request) -> Response:
     """200 when a request would be answered now; 503 with the reason when not."""
-    body = {"status": "ok"}
-    if context.is_draining:
-        body = {"status": "draining"}
-    elif not context.llm.is_ready:
-        stage = context.llm.progress
-        body = {"status": "loading", "stage": stage.stage, "share": f"{stage.share:.2f}"}
-    return json_response(
-        _dead(context) or body, 200 if _dead(context) is None and body == {"status": "ok"} else 503
-    )
+    state = _dead(context)
+    if state is None and context.is_draining:
+        state = {"status": "draining"}
+    if state is None and not context.llm.is_ready:
+        progress = context.llm.progress
+        state = {"status": "loading", "stage": progress.stage, "share": f"{progress.share:.2f}"}
+    return json_response(state or {"status": "ok"}, 503 if state else 200)
 
 
 async def show_liveness(context: ServerContext, request: Request) -> Response:

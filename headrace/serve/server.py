@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 import sys
@@ -60,7 +61,7 @@ class Serving:
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=None if config.drain_s == 0 else int(config.drain_s) or 1,
+            timeout_graceful_shutdown=math.ceil(config.drain_s),
         )
         self._server = _Server(options)
 

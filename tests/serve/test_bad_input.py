@@ -176,6 +176,7 @@ def test_unknown_routes_and_methods(server: LaunchedServer) -> None:
     assert answer.headers["allow"] == "POST"
     refused(server.http.request("DELETE", "/v1/models"), 405)
     refused(server.http.request("OPTIONS", CHAT), 405)
+    refused(server.http.post("/v1/completions/", json={"prompt": "Hi"}), 404)
     head = server.http.head("/v1/models")
     assert head.status_code == 200 and head.content == b""
 
@@ -216,6 +217,12 @@ def test_ten_megabytes_of_text_are_refused_before_they_are_tokenized(server: Lau
         assert error["code"] == "context_length_exceeded"
         refused(server.chat(text, max_tokens=1))
     refused(server.complete([5] * 1_000_000, max_tokens=1), param="prompt")
+
+
+def test_more_answers_than_the_server_can_ever_queue(server: LaunchedServer) -> None:
+    error = refused(server.complete(["Hi"] * 100, n=128), param="prompt")
+    assert "4352" in error["message"]
+    refused(server.complete(["Hi"] * 3000), param="prompt")
 
 
 def test_edges_of_the_context(server: LaunchedServer) -> None:
