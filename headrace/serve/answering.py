@@ -85,8 +85,9 @@ class EventStream(Response):
         watcher = asyncio.create_task(self._watch(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-            # Middleware may add headers above; it has nothing to do with the body, which is sent past it.
-            await self._send_all(scope.get(DIRECT_SEND, send))
+            # Middleware may add headers above; it has nothing to do with the body, which is sent past it. A task of its
+            # own is woken for each token without going down through the coroutines of every layer.
+            await asyncio.create_task(self._send_all(scope.get(DIRECT_SEND, send)))
         except ClientGone:
             pass
         finally:
