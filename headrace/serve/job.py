@@ -58,7 +58,8 @@ class AnswerFormat(abc.ABC):
     @staticmethod
     def has_logprobs(request: GenerationRequest) -> bool:
         """Whether chunks hold log-probabilities."""
-        return getattr(request, "logprobs", None) not in (None, False)
+        wanted = getattr(request, "logprobs", None)
+        return wanted is not None and wanted is not False  # 0 asks for those of the tokens themselves
 
     @abc.abstractmethod
     def body(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:

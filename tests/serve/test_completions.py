@@ -92,7 +92,12 @@ def test_logprobs_lists_join_to_the_text(server: LaunchedServer) -> None:
     lists = answer["logprobs"]
     assert lists["tokens"] == ["1", ",", " ", "2", ","] and lists["text_offset"] == [0, 1, 2, 3, 4]
     assert lists["token_logprobs"] == [-0.5] * 5 and lists["top_logprobs"][0] == {"1": -0.5}
-    events = server.stream("/v1/completions", prompt=[5] * 12, max_tokens=5, logprobs=3)
+
+
+@pytest.mark.parametrize("num_top", [0, 3])
+def test_logprobs_in_a_stream(server: LaunchedServer, num_top: int) -> None:
+    lists = server.complete([5] * 12, max_tokens=100, logprobs=num_top).json()["choices"][0]["logprobs"]
+    events = server.stream("/v1/completions", prompt=[5] * 12, max_tokens=100, logprobs=num_top)
     for key in lists:
         assert [x for e in events for c in e["choices"] for x in c["logprobs"][key]] == lists[key]
 
