@@ -171,6 +171,6 @@ def test_large_vocabularies(vocab: int) -> None:
     compare(64, vocab, vocab)
     logits = torch.randn(8, vocab, device=DEVICE)
     values, ids = top_tokens(logits, 20)
-    assert torch.equal(values, logits.sort(-1, descending=True, stable=True).values[:, :20])
+    assert torch.equal(values, logits.sort(dim=-1, descending=True, stable=True).values[:, :20])
     assert torch.equal(values, logits.gather(1, ids))
     assert torch.equal(row_argmax(logits)[1], logits.argmax(-1))
