@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     args = parser.parse_args()
     bench_host(args.requests, args.prompt, args.steps)
-    bench_overlap(args.requests, 64, 200, 5.0)
+    bench_overlap(args.requests, 64, 1000, 5.0)
 
 
 if __name__ == "__main__":
