@@ -148,6 +148,20 @@ def test_killed_engine_fails_its_requests_and_health_tells(launch: Launch) -> No
     assert server.stop() == 0
 
 
+def test_killed_server_leaves_no_engine_behind(launch: Launch) -> None:
+    server = launch(core=PACED).wait_ready()
+    pid = server.engine_pid()
+    raw = server.open_raw("/v1/completions", {"prompt": "Hi", "max_tokens": 8000})
+    server.wait_metric("num_requests_running", 1)
+    kill(server.process.pid)
+    server.process.wait()
+    end = time.monotonic() + 5
+    while is_running(pid):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    raw.close()
+
+
 def test_failing_step_is_told_with_its_cause(launch: Launch) -> None:
     server = launch(factory="tests.engine.faulty_core:crashes", core={"steps": 3}).wait_ready()
     answer = server.complete("Hi", max_tokens=100)
