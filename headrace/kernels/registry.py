@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -84,6 +85,12 @@ class Ops:
 
 
 _KINDS: dict[str, list[str]] = {"cpu": ["reference"], "cuda": ["triton", "reference"]}
+
+
+def load_kernels(stem: str, device: torch.device | str, kernels: str = "auto") -> Any:
+    """The module ``stem`` of the preferred kind for a device, for functions that are no ops of a model (sampling)."""
+    kinds = ["reference"] if kernels == "reference" else _kinds(torch.device(device).type)
+    return importlib.import_module(f"headrace.kernels.{kinds[0]}.{stem}")
 
 
 def _kinds(device_type: str) -> list[str]:

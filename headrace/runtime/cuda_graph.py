@@ -3,12 +3,13 @@
 A graph is captured for a number of tokens (a bucket); a step with fewer is padded: padding tokens are stored nowhere
 (slot -1) and no plan reads them. Inputs live at fixed addresses, plans come from backends with ``PlanLimits``, so a
 replay needs copies of a few kilobytes. Nothing is captured before the first token: a size runs eagerly the first time,
-and is captured when it comes again, one at a time.
+when its ops are recorded, and its graph is captured when it comes again, one at a time.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,8 @@ import torch
 from headrace.attention.base import AttentionBackend
 from headrace.attention.metadata import AttentionMetadata, AttentionPlan, ForwardBatch, GroupBatch
 from headrace.kernels.arena import Arena
+from headrace.kernels.op_plan import OpPlan, record
+from headrace.kernels.registry import Ops
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Numbers of tokens that graphs are captured for, up to the limit given."""
@@ -24,6 +27,7 @@ BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384
 class EagerModel(Protocol):
     """A model that calls registered ops only, over buffers of ``arena``."""
 
+    ops: Ops
     arena: Arena
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -67,6 +71,7 @@ class GraphedModel:
         max_step_tokens: the largest step of all; buffers must not move once a graph knows them.
         max_num_seqs, max_blocks: size of the block tables.
         num_groups: KV groups.
+        optimize: (a recorded forward, its number of tokens) -> a plan of fewer ops that gives the same.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class GraphedModel:
         max_blocks: int,
         num_groups: int,
         device: torch.device,
+        optimize: Callable[[OpPlan, int], OpPlan],
     ) -> None:
         self._model = model
         self._buckets = [size for size in BUCKETS if size <= max_tokens]
@@ -90,7 +96,8 @@ class GraphedModel:
             (num_groups, max_num_seqs, max_blocks), -1, dtype=torch.int32, device=device
         )
         self._graphs: dict[tuple[int, bool], _Graph] = {}
-        self._seen: set[tuple[int, bool]] = set()
+        self._plans: dict[tuple[int, bool], OpPlan] = {}
+        self._optimize = optimize
         self._pool: Any = None
         model.arena.reserve(max(max_step_tokens, longest))
 
@@ -110,11 +117,12 @@ class GraphedModel:
             return self._model.forward(batch)
         padded = self._pad(batch, bucket)
         key = (bucket, any(_has_long_tiles(group.plan) for group in padded.groups))
+        if key not in self._plans:
+            plan = self._plans[key] = self._optimize(record(self._model, padded), bucket)
+            return plan.result.rows(bucket)[: batch.num_tokens]
         if key not in self._graphs:
-            if key not in self._seen:
-                self._seen.add(key)
-                return self._model.forward(padded)[: batch.num_tokens]
-            self._graphs[key] = self._capture(padded)
+            self._plans[key].replay(padded)  # kernels of an optimized plan compile here, not under capture
+            self._graphs[key] = self._capture(self._plans[key], padded)
         captured = self._graphs[key]
         captured.graph.replay()
         return captured.hidden[: batch.num_tokens]
@@ -134,11 +142,11 @@ class GraphedModel:
             groups.append(GroupBatch(slots[:bucket], dataclasses.replace(group.plan, block_table=table)))
         return ForwardBatch(bucket, self._input_ids[:bucket], self._positions[:bucket], tuple(groups))
 
-    def _capture(self, padded: ForwardBatch) -> _Graph:
-        """Record the forward; nothing runs until it is replayed."""
+    def _capture(self, plan: OpPlan, padded: ForwardBatch) -> _Graph:
+        """Capture a recorded forward; nothing runs until it is replayed."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            hidden = self._model.forward(padded)
+            hidden = plan.replay(padded)
         self._pool = self._pool or graph.pool()
         return _Graph(graph, hidden)
 

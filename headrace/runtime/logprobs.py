@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headrace.core.output import TokenLogprobs
-from headrace.kernels.reference.sampling import log_normalizer, token_ranks, top_tokens
+from headrace.kernels.reference import sampling as reference_sampling
 from headrace.runtime.download import start_download
 from headrace.runtime.row_parts import row_parts
 from headrace.sampling_params import MAX_LOGPROBS
@@ -58,24 +59,27 @@ class LogprobTensors:
         return entries
 
 
-def compute_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> LogprobTensors:
+def compute_logprobs(
+    logits: Tensor, tokens: Tensor, num_top: list[int], kernels: Any = reference_sampling
+) -> LogprobTensors:
     """Log-probabilities of each row's token and of the best ones.
 
     Args:
         logits: [N, V] float32, not changed.
         tokens: [N] int64.
         num_top: [N] top tokens wanted per row; -1 is the whole vocabulary.
+        kernels: a ``sampling`` module of ``headrace.kernels``.
     """
     count = min(MAX_LOGPROBS, logits.shape[1]) if max(num_top) > 0 else 0
     own = logits.gather(1, tokens[:, None])
     parts = [
-        _part_of(logits[part], own[part, 0], count)
+        _part_of(logits[part], own[part, 0], count, kernels)
         for part in row_parts(len(logits), logits.shape[1], logits.device)
     ]
     normalizers, ranks, values, ids = (torch.cat(column) for column in zip(*parts, strict=True))
     rows = [row for row, wanted in enumerate(num_top) if wanted == WHOLE_VOCABULARY]
     whole = torch.tensor(rows, dtype=torch.int64, device=logits.device)
-    whole_values, whole_ids = top_tokens(logits[whole], logits.shape[1])
+    whole_values, whole_ids = kernels.top_tokens(logits[whole], logits.shape[1])
     return LogprobTensors(
         num_top=num_top,
         tokens=tokens,
@@ -88,11 +92,11 @@ def compute_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> Logp
     )
 
 
-def _part_of(logits: Tensor, own: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _part_of(logits: Tensor, own: Tensor, count: int, kernels: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(normalizers [N, 1], ranks [N], top values [N, count], top tokens [N, count]) of some rows."""
-    ranks = token_ranks(logits, own)
+    ranks = kernels.token_ranks(logits, own)
     if count:
-        values, ids = top_tokens(logits, count)
+        values, ids = kernels.top_tokens(logits, count)
     else:
         values, ids = logits[:, :0], ranks[:, None][:, :0]
-    return log_normalizer(logits)[:, None], ranks, values, ids
+    return kernels.log_normalizer(logits)[:, None], ranks, values, ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch
 from headrace.attention.base import AttentionBackend
 from headrace.attention.metadata import ForwardBatch
 from headrace.core.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from headrace.kernels.reference import sampling as reference_sampling
 from headrace.runtime.input_batch import InputBatch, InputBatchBuilder
 from headrace.runtime.kv_cache import KVCache
 from headrace.runtime.logprobs import compute_logprobs
@@ -78,6 +79,7 @@ class ModelRunner:
         max_num_seqs, max_model_len: limits of requests and their length.
         vocab_size: width of the logits.
         max_logits_rows: rows whose logits are computed at once for prompt log-probabilities, which bounds memory.
+        sampling_kernels: a ``sampling`` module of ``headrace.kernels``.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class ModelRunner:
         max_model_len: int,
         vocab_size: int,
         max_logits_rows: int,
+        sampling_kernels: Any = reference_sampling,
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
@@ -104,7 +107,8 @@ class ModelRunner:
             self._device,
         )
         self._inputs = InputBatchBuilder(self.states, kv_cache.specs, backends, self._device)
-        self._sampler = Sampler()
+        self._kernels = sampling_kernels
+        self._sampler = Sampler(sampling_kernels)
         self._step_id = 0
         self._errors: dict[str, str] = {}
         self._batch: InputBatch | None = None
@@ -174,7 +178,7 @@ class ModelRunner:
                 target = span.first_target + first - span.first_row
                 tokens = flat_tokens[target : target + count].long()
                 logits = self._model.compute_logits(hidden, rows)
-                found += compute_logprobs(logits, tokens, [num_top] * count).to_host()
+                found += compute_logprobs(logits, tokens, [num_top] * count, self._kernels).to_host()
             entries[span.request.request_id] = found
         return entries
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.kernels.reference.sampling import row_argmax, sample_rows
+from headrace.kernels.reference import sampling as reference_sampling
 from headrace.runtime.download import start_download
 from headrace.runtime.logprobs import LogprobTensors, compute_logprobs
 from headrace.runtime.penalties import LogitProcessor
@@ -74,7 +75,13 @@ class Sampler:
     """Masks and penalties, then the best token or one drawn by inverse CDF; log-probabilities of the raw logits.
 
     A row's token does not depend on the other rows. Nothing is computed that no row asks for.
+
+    Args:
+        kernels: a ``sampling`` module of ``headrace.kernels``.
     """
+
+    def __init__(self, kernels: Any = reference_sampling) -> None:
+        self._kernels = kernels
 
     def __call__(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
         """Sample every row.
@@ -91,20 +98,20 @@ class Sampler:
                 raw = logits.clone()
         for processor in batch.processors:
             processor.apply(logits)
-        best_logits, tokens = row_argmax(logits)
+        best_logits, tokens = self._kernels.row_argmax(logits)
         if batch.random is not None:
             self._draw(logits, best_logits, tokens, batch.random)
         logprobs = None
         if batch.logprob_rows is not None:
             own = tokens if rows is None else tokens.index_select(0, rows)
-            logprobs = compute_logprobs(raw, own, batch.num_logprobs)
+            logprobs = compute_logprobs(raw, own, batch.num_logprobs, self._kernels)
         return SamplerOutput(tokens, best_logits, logprobs)
 
     def _draw(self, logits: Tensor, best_logits: Tensor, tokens: Tensor, random: RandomRows) -> None:
         """Overwrite the random rows of ``tokens``."""
         for part in row_parts(len(random.rows), logits.shape[1], logits.device):
             rows = random.rows[part]
-            drawn = sample_rows(
+            drawn = self._kernels.sample_rows(
                 logits[part] if random.is_whole_batch else logits.index_select(0, rows),
                 best_logits[part] if random.is_whole_batch else best_logits.index_select(0, rows),
                 random.temperature[part],

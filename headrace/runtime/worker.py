@@ -16,7 +16,8 @@ from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput
 from headrace.errors import ConfigError
 from headrace.kernels.arena import Arena
-from headrace.kernels.registry import Ops
+from headrace.kernels.op_plan import OpPlan
+from headrace.kernels.registry import Ops, load_kernels
 from headrace.layers.context import LayerContext
 from headrace.loader.base import open_weights
 from headrace.models.causal_lm import CausalLM
@@ -87,6 +88,7 @@ class Worker:
         if cache.kv_cache_dtype != "auto":
             self.kv_dtype = self._platform.resolve_dtype(cache.kv_cache_dtype, None)
         uses_triton = self._device.type == "cuda" and device.kernels == "auto"
+        self._kernels = device.kernels
         self._attention = "triton" if uses_triton else "reference"
         self._max_graph_tokens = device.max_graph_tokens if uses_triton else 0
         self._ops = Ops.for_device(self._device, device.kernels)
@@ -168,6 +170,7 @@ class Worker:
             max_model_len=self.max_model_len,
             vocab_size=arch.vocab_size,
             max_logits_rows=max(1, MAX_LOGITS_BYTES // (4 * arch.vocab_size)),
+            sampling_kernels=load_kernels("sampling", self._device, self._kernels),
         )
 
     def _attention_backend(self) -> AttentionBackend:
@@ -191,7 +194,14 @@ class Worker:
             max_blocks=-(-(self.max_model_len + 1) // self._cache.block_size),
             num_groups=len(self._specs),
             device=self._device,
+            optimize=self._fuse,
         )
+
+    def _fuse(self, plan: OpPlan, num_tokens: int) -> OpPlan:
+        """Neighbouring ops of a recorded forward in one launch where the device's kernels can."""
+        fusion = load_kernels("fusion", self._device)
+        fused: OpPlan = fusion.fuse(plan, num_tokens, self.dtype)
+        return fused
 
     def _size_kv_cache(self) -> int:
         chunk = min(
