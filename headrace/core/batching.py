@@ -17,10 +17,16 @@ class Stage(Enum):
 
 class ContinuousBatching:
     """Every step mixes decodes and prompt chunks (Orca's iteration-level scheduling with Sarathi's and
-    Dynamic SplitFuse's chunks): decodes first, then as much prompt as keeps the step within ``max_stall_ms``."""
+    Dynamic SplitFuse's chunks): decodes first, then as much prompt as keeps the step within ``max_stall_ms``.
+
+    With no stream running a step may take ``idle_factor`` times as long, so that cancels and new requests are never
+    far from a step's end. While others wait, the first prompt of a step takes half of what fits: a short prompt
+    beside a long one starts within a few steps, and the long one always advances.
+    """
 
     min_chunk_tokens = 16
     unfitted_chunk_tokens = 256
+    idle_factor = 4
 
     def __init__(self, cost_model: CostModel, max_stall_ms: float) -> None:
         self._cost_model = cost_model
@@ -30,16 +36,26 @@ class ContinuousBatching:
         """Alternatives in order: the first whose stages schedule anything makes the step."""
         return [[Stage.DECODE, Stage.CHUNK, Stage.ADMIT]]
 
-    def chunk_tokens(self, decodes: int, features: StepFeatures, start: int, wanted: int) -> int:
-        """How many of ``wanted`` prompt tokens from position ``start`` may join a step that holds ``features``,
-        ``decodes`` of its requests being running streams. A prompt always advances by a few tokens."""
-        if not decodes:
-            return wanted
-        if not self._cost_model.is_fitted:
-            return min(wanted, self.unfitted_chunk_tokens)
-        fits = self._cost_model.max_chunk(features, start, wanted, self._max_stall_ms)
-        at_least = 0 if features.num_requests > decodes else min(wanted, self.min_chunk_tokens)
-        return max(fits, at_least)
+    def chunk_tokens(
+        self, decodes: int, features: StepFeatures, start: int, wanted: int, has_rivals: bool
+    ) -> int:
+        """How many prompt tokens from position ``start`` may join a step that holds ``features``, ``decodes`` of its
+        requests being running streams. A prompt always advances by a few tokens.
+
+        wanted: at most so many.
+        has_rivals: the prompt does not end with these, and other prompts want to join the step after it.
+        """
+        is_first = features.num_requests == decodes
+        if self._cost_model.is_fitted:
+            limit_ms = self._max_stall_ms * (1 if decodes else self.idle_factor)
+            allowed = self._cost_model.max_chunk(features, start, wanted, limit_ms)
+        else:
+            allowed = min(wanted, self.unfitted_chunk_tokens * (1 if decodes else self.idle_factor))
+        if not is_first:
+            return allowed
+        if has_rivals:
+            allowed = (allowed + 1) // 2
+        return max(allowed, min(wanted, self.min_chunk_tokens))
 
 
 class PrefillFirst:
@@ -48,7 +64,9 @@ class PrefillFirst:
     def stages(self, num_running: int) -> list[list[Stage]]:
         return [[Stage.CHUNK, Stage.ADMIT], [Stage.DECODE]]
 
-    def chunk_tokens(self, decodes: int, features: StepFeatures, start: int, wanted: int) -> int:
+    def chunk_tokens(
+        self, decodes: int, features: StepFeatures, start: int, wanted: int, has_rivals: bool
+    ) -> int:
         return wanted
 
 
@@ -58,7 +76,9 @@ class StaticBatching:
     def stages(self, num_running: int) -> list[list[Stage]]:
         return [[Stage.DECODE, Stage.CHUNK]] if num_running else [[Stage.ADMIT]]
 
-    def chunk_tokens(self, decodes: int, features: StepFeatures, start: int, wanted: int) -> int:
+    def chunk_tokens(
+        self, decodes: int, features: StepFeatures, start: int, wanted: int, has_rivals: bool
+    ) -> int:
         return wanted
 
 

@@ -51,7 +51,7 @@ class KVCacheManager:
         self.tier = tier
         self.pool = BlockPool(num_blocks)
         self.cache = RadixCache(self.pool, specs, block_size, tier)
-        self._enable_prefix_caching = enable_prefix_caching
+        self.is_prefix_caching_enabled = enable_prefix_caching
         self._min_copy_tokens = max(1, min_copy_tokens)
         self._windows = self.cache.windows
         self._copies = PendingCopies(self.cache)
@@ -261,7 +261,7 @@ class KVCacheManager:
     # ---- inside ---------------------------------------------------------------------------------------------
 
     def _match(self, request: Request, max_tokens: int, min_copy_tokens: int | None) -> PrefixMatch:
-        if not self._enable_prefix_caching:
+        if not self.is_prefix_caching_enabled:
             return self.cache.no_match()
         if not isinstance(request.lock, RequestBlocks):
             request.lock = RequestBlocks()
@@ -280,7 +280,7 @@ class KVCacheManager:
             if self.num_usable_blocks - pinned < need + reserve_blocks:
                 return False
         node = match.node
-        if node is None and self._enable_prefix_caching:
+        if node is None and self.is_prefix_caching_enabled:
             node = self.cache.tree.root(request.namespace)
         if node is not None:
             self.cache.lock(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from headrace.config import SchedulerConfig
 from headrace.core import fork
@@ -18,6 +18,7 @@ from headrace.core.lifecycle import RUNNING, Lifecycle
 from headrace.core.output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from headrace.core.policy import Policy
 from headrace.core.prefix_match import PrefixMatch
+from headrace.core.prefix_wait import computing_prefix_of
 from headrace.core.preparation import TierLoads
 from headrace.core.request import Request
 from headrace.core.step import Step
@@ -127,30 +128,31 @@ class Scheduler:
 
     def _schedule_chunks(self, step: Step) -> None:
         """Running requests with several tokens to compute, in order, as far as the budget goes."""
-        for request in self.lifecycle.running:
-            if request.status is not RUNNING or request.last_step_id == step.step_id:
-                continue
+        unfinished = [request for request in self.lifecycle.running if _wants_chunk(request, step)]
+        for index, request in enumerate(unfinished):
+            if request.status is not RUNNING:
+                continue  # preempted for one before it
             start = request.num_computed_tokens
-            wanted = len(request.token_ids) + request.num_placeholders - start - _held_back(request)
-            if wanted < 2 - _held_back(request) or (
-                request.num_steps_in_flight and not request.may_run_ahead
-            ):
-                continue
-            num_tokens = self._chunk(step, start, wanted)
+            wanted = request.num_tokens + request.num_placeholders - start - _held_back(request)
+            num_rivals = len(unfinished) - index - 1 + len(self.lifecycle.waiting)
+            num_tokens = self._chunk(step, start, wanted, num_rivals)
             if num_tokens <= 0:
                 return
             if self._make_room(request, start + num_tokens, step):
                 step.add(request, num_tokens)
 
-    def _chunk(self, step: Step, start: int, wanted: int) -> int:
-        """How many of a request's next ``wanted`` tokens may join the step."""
-        wanted = min(wanted, self.config.max_num_batched_tokens - step.num_tokens)
+    def _chunk(self, step: Step, start: int, wanted: int, num_rivals: int) -> int:
+        """How many of a request's next ``wanted`` tokens may join the step, before ``num_rivals`` other prompts."""
+        most = min(wanted, self.config.max_num_batched_tokens - step.num_tokens)
         if self.config.max_prefill_chunk is not None:
-            wanted = min(wanted, self.config.max_prefill_chunk)
-        if wanted <= 0:
+            most = min(most, self.config.max_prefill_chunk)
+        if most <= 0:
             return 0
         step.count_features()
-        return self.batching.chunk_tokens(step.num_decodes, step.features, start, wanted)
+        num_tokens = self.batching.chunk_tokens(step.num_decodes, step.features, start, most, False)
+        if num_tokens < wanted and num_rivals:
+            num_tokens = self.batching.chunk_tokens(step.num_decodes, step.features, start, most, True)
+        return num_tokens
 
     # ---- admission ------------------------------------------------------------------------------------------
 
@@ -169,12 +171,16 @@ class Scheduler:
         if shared is not None and request.parent is not None and self.kv.can_fork(request.parent, shared):
             return self._admit_fork(request.parent, request, shared, step)
         match = self.kv.match(request, request.max_cached_tokens)
+        is_ready = self._prefix_to_wait_for(request, match)
+        if is_ready is not None:
+            self.lifecycle.prepare(request, is_ready, "waits for a prefix that another request computes")
+            return True
         extra, is_async = (0, False)
         if self.tier_loads is not None:
             extra, is_async = self.tier_loads.match(request, match.num_tokens)
         start = match.num_tokens + extra
         wanted = request.num_tokens - start - _held_back(request)
-        num_tokens = self._chunk(step, start, wanted)
+        num_tokens = self._chunk(step, start, wanted, len(self.lifecycle.waiting) - 1)
         if num_tokens < min(wanted, 1) or not self._fits(request, self._held_by_others(match)):
             return False
         if not self.kv.admit(request, match, start + num_tokens, step.step_id):
@@ -194,7 +200,7 @@ class Scheduler:
         """Start a child from its leader's blocks; it computes the rest of the prompt."""
         rest = request.num_tokens - shared
         num_shared_blocks = shared // self.kv.block_size * len(self.kv.specs)
-        if self._chunk(step, shared, rest) < rest or not self._fits(request, num_shared_blocks):
+        if self._chunk(step, shared, rest, 0) < rest or not self._fits(request, num_shared_blocks):
             return False
         if not self.kv.fork(leader, request, shared, step.step_id):
             return False
@@ -206,6 +212,11 @@ class Scheduler:
         self.lifecycle.start(request, "forked from its sibling")
         step.add(request, rest)
         return True
+
+    def _prefix_to_wait_for(self, request: Request, match: PrefixMatch) -> Callable[[Request], bool] | None:
+        if not self.kv.is_prefix_caching_enabled or request.num_output_tokens:
+            return None
+        return computing_prefix_of(request, match.num_tokens, self.lifecycle.running)
 
     def _fits(self, request: Request, num_cached_blocks: int) -> bool:
         """True if memory holds the request beside what is promised to the running ones."""
@@ -305,6 +316,14 @@ class Scheduler:
             assert request.num_steps_in_flight == in_flight, f"{request.request_id}: steps in flight"
             awaited = sum(request in step.sampled for step in self.in_flight)
             assert request.num_placeholders == awaited, f"{request.request_id}: placeholders"
+
+
+def _wants_chunk(request: Request, step: Step) -> bool:
+    """It has more to compute than a decode gives it, and did not get it in this step."""
+    held_back = _held_back(request)
+    wanted = request.num_tokens + request.num_placeholders - request.num_computed_tokens - held_back
+    waits = bool(request.num_steps_in_flight) and not request.may_run_ahead
+    return wanted >= 2 - held_back and request.last_step_id != step.step_id and not waits
 
 
 def _held_back(request: Request) -> int:

@@ -1,0 +1,49 @@
+"""Requests that arrive together with the same beginning: one computes it, the others wait and share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from headrace.core.request import Request, RequestStatus
+
+MIN_SAVED_TOKENS = 64
+"""A request waits only if that spares it so many tokens."""
+
+
+def computing_prefix_of(
+    request: Request, num_cached_tokens: int, running: Iterable[Request]
+) -> Callable[[Request], bool] | None:
+    """The test that says when ``request`` should start, if a running request is computing a beginning of its prompt
+    beyond what the cache holds; None if it has nothing to wait for.
+
+    It waits until the shared tokens are committed, or until the other request stops running.
+    """
+    limit = request.max_cached_tokens
+    for other in running:
+        if other.num_committed_tokens >= other.num_prompt_tokens or other.namespace != request.namespace:
+            continue
+        shared = min(_common_prefix(request.token_ids, other.token_ids), limit, other.num_prompt_tokens)
+        if shared - num_cached_tokens >= MIN_SAVED_TOKENS and other.num_committed_tokens < shared:
+            return _ready_when(other, shared)
+    return None
+
+
+def _ready_when(other: Request, num_tokens: int) -> Callable[[Request], bool]:
+    def is_ready(request: Request) -> bool:
+        return other.status is not RequestStatus.RUNNING or other.num_committed_tokens >= num_tokens
+
+    return is_ready
+
+
+def _common_prefix(a: list[int], b: list[int]) -> int:
+    """Length of the common beginning, by bisection over slices that compare at C speed."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:  # a[:low] == b[:low] and a[:high] != b[:high]
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,68 @@
+"""Requests that arrive together share what one of them computes; long prompts do not hold up short ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.prefix_wait import _common_prefix
+from tests.engine.core_harness import CoreHarness
+
+SHARED = [(7 * i) % 50 for i in range(200)]
+
+
+def test_equal_beginnings_are_computed_once() -> None:
+    harness = CoreHarness(num_blocks=400, max_num_seqs=16, max_num_batched_tokens=64, lag=1)
+    for number in range(8):
+        harness.add(f"r{number}", [*SHARED, number, 3], 4)
+    harness.run()
+    harness.check_answers()
+    computed = harness.core.stats().num_computed_tokens
+    assert computed <= len(SHARED) + 8 * (6 + 4)
+    causes = [cause for _, _, cause in harness.answers[("r5", 0)].timeline.events]
+    assert any("prefix that another request computes" in cause for cause in causes)
+
+
+@pytest.mark.parametrize("end", ["abort", "stop"])
+def test_those_who_wait_go_on_when_the_computing_request_ends(end: str) -> None:
+    harness = CoreHarness(num_blocks=400, max_num_batched_tokens=32)
+    for number in range(4):
+        harness.add(f"r{number}", [*SHARED, number, 3], 4)
+    for _ in range(2):
+        harness.step()
+    if end == "abort":
+        harness.core.abort_requests(["r0"])
+    harness.run()
+    harness.check_answers()
+
+
+def test_other_namespaces_and_switched_off_caches_do_not_wait() -> None:
+    for options in ({"prefix_caching": False}, {}):
+        harness = CoreHarness(num_blocks=400, max_num_batched_tokens=512, **options)  # type: ignore[arg-type]
+        for number in range(3):
+            harness.add(f"r{number}", [*SHARED, number], 3, namespace=f"tenant{number}")
+        harness.step()
+        assert len(harness.core.scheduler.lifecycle.running) == 3
+        harness.run()
+        harness.check_answers()
+
+
+def test_a_short_prompt_beside_a_long_one_starts_soon() -> None:
+    harness = CoreHarness(num_blocks=400, max_num_batched_tokens=32)
+    harness.add("long", [(11 * i) % 50 for i in range(900)], 4)
+    for _ in range(3):
+        harness.step()
+    harness.add("short", [1, 2, 3, 4, 5, 6, 7, 8], 2)
+    for _ in range(4):
+        harness.step()
+    assert harness.answers[("short", 0)].token_ids
+    assert not harness.answers[("long", 0)].token_ids
+    harness.run()
+    harness.check_answers()
+
+
+def test_common_prefix_is_exact() -> None:
+    for length in (0, 1, 2, 3, 17, 64, 100):
+        a = list(range(100))
+        b = [*range(length), *([-1] * (100 - length))]
+        assert _common_prefix(a, b) == length
+        assert _common_prefix(a[:50], b) == min(length, 50)
