@@ -9,7 +9,7 @@ from typing import Any
 from headrace.checkpoint.gguf_file import GGUFFile
 from headrace.checkpoint.model_config import ModelArchitecture
 from headrace.checkpoint.source import ModelSource
-from headrace.errors import CheckpointError
+from headrace.errors import CheckpointError, ConfigError
 
 
 def load_architecture(source: ModelSource) -> ModelArchitecture:
@@ -44,3 +44,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: is not a JSON object")
     return value
+
+
+def resolve_max_model_len(requested: int | None, architecture: ModelArchitecture, model: str) -> int:
+    """The longest prompt plus answer, in tokens: what was asked for, or the model's own context.
+
+    Raises:
+        ConfigError: more is asked for than the model was made for.
+    """
+    own = architecture.max_context_tokens
+    if requested is not None and requested > own:
+        raise ConfigError(f"max_model_len is {requested}, but {model!r} was made for {own} tokens; lower it")
+    return requested or own

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.checkpoint import ModelArchitecture, ModelSource, load_architecture, resolve_model
+from headrace.checkpoint.load import resolve_max_model_len
 from headrace.cli.engine_options import EngineSettings
 from headrace.config import EngineConfig
-from headrace.engine.front_end import resolve_max_model_len
 
 if TYPE_CHECKING:
     from headrace.platforms.base import Platform
@@ -73,7 +73,7 @@ class _Choices:
         if model.load_format == "auto":
             kind = "gguf" if self.source.kind == "gguf" else "safetensors"
             choices["load_format"] = (kind, "by the model's files")
-        length = resolve_max_model_len(model, self.architecture)
+        length = resolve_max_model_len(model.max_model_len, self.architecture, model.model)
         if model.max_model_len is None:
             choices["max_model_len"] = (length, "the model's own context")
         return choices
@@ -114,7 +114,7 @@ class _Choices:
         chunk = min(
             scheduler.max_num_batched_tokens, scheduler.max_prefill_chunk or scheduler.max_num_batched_tokens
         )
-        length = resolve_max_model_len(config.model, arch)
+        length = resolve_max_model_len(config.model.max_model_len, arch, config.model.model)
         size = RequestSize(specs, cache.block_size, length, chunk * scheduler.max_steps_outstanding)
         is_open = cache.num_kv_blocks is None and cache.kv_cache_bytes is None
         if is_open and self.platform.name != "cpu":

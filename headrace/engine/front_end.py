@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.checkpoint import ModelArchitecture, ModelSource, load_architecture, resolve_model
+from headrace.checkpoint.load import resolve_max_model_len
 from headrace.config import ModelConfig
 from headrace.engine.input_processor import InputProcessor
 from headrace.engine.output_processor import OutputProcessor
-from headrace.errors import ConfigError
 from headrace.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -37,7 +37,7 @@ class FrontEnd:
         source = resolve_model(config.model, revision=config.revision)
         architecture = load_architecture(source)
         tokenizer = None if config.skip_tokenizer_init else _open_tokenizer(config, source)
-        max_model_len = resolve_max_model_len(config, architecture)
+        max_model_len = resolve_max_model_len(config.max_model_len, architecture, config.model)
         inputs = InputProcessor(
             vocab_size=architecture.vocab_size,
             max_model_len=max_model_len,
@@ -45,16 +45,6 @@ class FrontEnd:
             tokenizer=tokenizer,
         )
         return cls(source, architecture, tokenizer, max_model_len, inputs, OutputProcessor(tokenizer))
-
-
-def resolve_max_model_len(config: ModelConfig, architecture: ModelArchitecture) -> int:
-    """The setting, or the model's own context. Raises ConfigError when the setting is beyond the model's."""
-    own = architecture.max_context_tokens
-    if config.max_model_len is not None and config.max_model_len > own:
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}, but {config.model!r} was made for {own} tokens; lower it"
-        )
-    return config.max_model_len or own
 
 
 def _open_tokenizer(config: ModelConfig, source: ModelSource) -> Tokenizer:

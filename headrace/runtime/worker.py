@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from headrace.attention.base import AttentionBackend, AttentionShape, PlanLimits, create_backend
-from headrace.checkpoint import ModelArchitecture, ModelSource, load_architecture, resolve_model
+from headrace.checkpoint import ModelSource, load_architecture, resolve_model
+from headrace.checkpoint.load import resolve_max_model_len
 from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput
@@ -82,7 +83,7 @@ class Worker:
         torch.set_num_threads(device.threads or self._platform.default_num_threads())
         source = resolve_model(model.model, revision=model.revision)
         self._arch = arch = load_architecture(source)
-        self.max_model_len = _resolve_max_model_len(model, arch)
+        self.max_model_len = resolve_max_model_len(model.max_model_len, arch, model.model)
         self.dtype = self._platform.resolve_dtype(model.dtype, arch.torch_dtype)
         self.kv_dtype = self.dtype
         if cache.kv_cache_dtype != "auto":
@@ -243,15 +244,6 @@ def _largest_step(num_tokens: int, num_blocks: int, num_groups: int) -> Schedule
     blocks = [list(range(group * num_blocks, (group + 1) * num_blocks)) for group in range(num_groups)]
     new = NewRequest("profile", [0] * num_tokens, num_tokens, blocks, SamplingParams(top_p=0.9), 0)
     return SchedulerOutput(0, ["profile"], [0], [num_tokens], [0], [new])
-
-
-def _resolve_max_model_len(model: ModelConfig, arch: ModelArchitecture) -> int:
-    own = arch.max_context_tokens
-    if model.max_model_len is not None and model.max_model_len > own:
-        raise ConfigError(
-            f"max_model_len is {model.max_model_len}, but {model.model!r} was made for {own} tokens; lower it"
-        )
-    return model.max_model_len or own
 
 
 def _check_parallel(parallel: ParallelConfig) -> None:

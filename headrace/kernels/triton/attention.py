@@ -87,13 +87,18 @@ def _run_short(
 def _run_long(
     arguments: tuple[Any, ...], shape: dict[str, Any], work: PackedWork, dtype: torch.dtype
 ) -> None:
-    launch = long_launch(shape["block_d"], dtype)
+    launch = long_launch(shape["head_dim"], shape["block_d"], dtype)
     config = _config(shape, launch)
     num_subtiles = triton.cdiv(TileRows.for_group(config.group).long * config.group, config.block_m)
-    grid = _grid(launch.programs_per_multiprocessor, work.num_long * num_subtiles * config.num_kv_heads, work)
-    long_tiles_kernel[grid](
-        *arguments, num_subtiles, C=config, num_warps=launch.num_warps, num_stages=1, **launch_options()
-    )
+    num_units = work.num_long * num_subtiles * config.num_kv_heads
+    grid = _grid(launch.programs_per_multiprocessor, num_units, work)
+    options = {"C": config, "num_warps": launch.num_warps, "num_stages": 1, **launch_options()}
+    if launch.has_roles:
+        from headrace.kernels.triton.attention_hopper_kernels import hopper_long_tiles_kernel
+
+        hopper_long_tiles_kernel[grid](*arguments, **options)
+    else:
+        long_tiles_kernel[grid](*arguments, num_subtiles, **options)
 
 
 def _merge(

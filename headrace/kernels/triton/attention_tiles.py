@@ -8,7 +8,9 @@ import torch
 import triton
 
 from headrace.kernels.triton.attention_work import TileRows
-from headrace.kernels.triton.launch import INTERPRETED
+from headrace.kernels.triton.launch import INTERPRETED, architecture
+
+_HOPPER = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,7 @@ class LaunchShape:
 
     block_m, block_n, num_stages: see ``TileConfig``.
     programs_per_multiprocessor: of the persistent grid: as many as shared memory and registers hold.
+    has_roles: the kernel whose warps have roles, for Hopper; its tile sizes are its own.
     """
 
     block_m: int
@@ -24,6 +27,10 @@ class LaunchShape:
     num_stages: int
     num_warps: int
     programs_per_multiprocessor: int
+    has_roles: bool = False
+
+
+HOPPER_LONG = LaunchShape(128, 128, 2, 4, 1, has_roles=True)
 
 
 def short_launch(group: int, block_d: int, dtype: torch.dtype) -> LaunchShape:
@@ -38,7 +45,12 @@ def short_launch(group: int, block_d: int, dtype: torch.dtype) -> LaunchShape:
     return LaunchShape(block_m, 32, 3, 4, 3)
 
 
-def long_launch(block_d: int, dtype: torch.dtype) -> LaunchShape:
+def can_have_roles(head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether ``HOPPER_LONG`` runs on the current device with these heads."""
+    return dtype != torch.float32 and head_dim in (64, 128) and architecture() == _HOPPER
+
+
+def long_launch(head_dim: int, block_d: int, dtype: torch.dtype) -> LaunchShape:
     """For tiles of many rows: the larger the better, as long as registers and shared memory hold them."""
     if INTERPRETED:
         return LaunchShape(64, 32, 2, 4, 1)  # several subtiles an item, several rounds a subtile

@@ -36,15 +36,15 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
-def has_dependent_launch() -> bool:
-    """Whether the current device has programmatic dependent launch."""
-    return not INTERPRETED and int(driver.active.get_current_target().arch) >= _DEPENDENT_LAUNCH_ARCH
+def architecture() -> int:
+    """Compute capability of the current device, 90 for 9.0; 0 in the interpreter."""
+    return 0 if INTERPRETED else int(driver.active.get_current_target().arch)
 
 
 @functools.cache
 def launch_options() -> dict[str, Any]:
     """Keyword arguments of every launch: the kernel's ``PDL`` and what asks the driver for it."""
-    return {"PDL": True, "launch_pdl": True} if has_dependent_launch() else {"PDL": False}
+    return {"PDL": True, "launch_pdl": True} if architecture() >= _DEPENDENT_LAUNCH_ARCH else {"PDL": False}
 
 
 @triton.jit
