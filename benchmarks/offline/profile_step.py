@@ -1,0 +1,87 @@
+"""Where a decode step's time goes on a GPU: kernels by name.
+
+    python benchmarks/offline/profile_step.py llama-3-8b --requests 64 --context 1024 [--temperature 0.6] [-o KEY=VALUE]
+
+Starts so many requests, lets them decode until graphs are captured, then profiles a few steps and prints microseconds a
+step for each kernel, with the sum and the step's own time between device events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from headrace.config import EngineConfig
+from headrace.core.output import EngineCoreRequest, ModelRunnerOutput
+from headrace.engine.assemble import build_engine_core
+from headrace.sampling_params import SamplingParams
+
+SHAPES = Path(__file__).parent.parent / "data" / "models"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("-o", "--option", action="append", default=[])
+    args = parser.parse_args()
+    options = {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in args.option)}
+    config = EngineConfig.from_options(
+        model=str(SHAPES / args.model),
+        load_format="dummy",
+        max_model_len=32768,
+        skip_tokenizer_init=True,
+        **options,
+    )
+    core = build_engine_core(config)
+    rng = random.Random(0)
+    for number in range(args.requests):
+        ids = [rng.randrange(1000, 100000) for _ in range(args.context)]
+        params = SamplingParams(temperature=args.temperature, max_tokens=512, ignore_eos=True, seed=number)
+        core.add_request(EngineCoreRequest(f"r{number}", ids, params, 512))
+    running = core.scheduler.lifecycle
+    while len(running.running) < args.requests or any(r.num_output_tokens < 8 for r in running.running):
+        core.step()
+    times: list[float] = []
+    update = core.scheduler.update_from_output
+
+    def recording(output: ModelRunnerOutput) -> Any:
+        times.append(output.elapsed_ms)
+        return update(output)
+
+    core.scheduler.update_from_output = recording  # type: ignore[method-assign]
+    for _ in range(args.steps):
+        core.step()
+    plain_ms = sum(times) / len(times)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(args.steps):
+            core.step()
+        torch.cuda.synchronize()
+    totals: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            totals[event.name][0] += event.device_time
+            totals[event.name][1] += 1
+    print(
+        f"{args.model}, {args.requests} x {args.context}: step {plain_ms:.3f} ms on the device (not profiled)"
+    )
+    whole = sum(time for time, _ in totals.values()) / args.steps
+    print(f"sum of kernels {whole:.0f} us a step")
+    for name, (time, count) in sorted(totals.items(), key=lambda item: -item[1][0])[:18]:
+        print(f"{time / args.steps:9.1f} us  {count / args.steps:6.1f} launches  {name[:90]}")
+    core.shutdown()
+
+
+if __name__ == "__main__":
+    main()
