@@ -8,9 +8,10 @@ import torch
 import triton
 
 from headrace.kernels.triton.launch import launch_options
-from headrace.kernels.triton.linear_kernels import LinearConfig, gemv_kernel, skinny_kernel
+from headrace.kernels.triton.linear_kernels import LinearConfig, gemv_kernel, skinny_kernel, sum_splits_kernel
 
 _VECTOR_BYTES = 16
+_SUMS_PER_PROGRAM = 1024
 
 MAX_SKINNY_ROWS = 16
 """Beyond it cuBLAS is faster (benchmarks/NOTES.md)."""
@@ -31,6 +32,7 @@ class SkinnyShape:
 
     block_t: rows of x, padded.  block_n: rows of the weights a program.  block_k: columns a round.
     num_stages: rounds in flight.
+    num_splits: parts of the columns, each a program's, where there are too few outputs to fill the device.
     prefetch_bytes: of each row of the weights, asked for before the previous kernel has ended.
     """
 
@@ -39,6 +41,7 @@ class SkinnyShape:
     block_k: int
     num_stages: int
     num_warps: int
+    num_splits: int = 1
     prefetch_bytes: int = 1024
 
 
@@ -57,9 +60,9 @@ def linear(
         cublas(x, weight, bias, out, col)
 
 
-def empty_weight(num_rows: int, num_columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory for a weight [n, in] in the order that ``linear`` reads: row after row."""
-    return torch.empty((num_rows, num_columns), dtype=dtype, device=device)
+def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+    """The form that ``linear`` reads: row after row."""
+    return weight.contiguous()
 
 
 def gemv(
@@ -128,26 +131,45 @@ def skinny(
     config = LinearConfig(
         num_inputs, shape.block_n, shape.block_k, gate, has_bias=bias is not None, adds=adds
     )
-    row_bytes = num_inputs * weight.element_size()
-    skinny_kernel[(triton.cdiv(num_outputs, shape.block_n),)](
+    options = {"C": config, **launch_options()}
+    target, splits = out, shape.num_splits
+    if splits > 1:
+        assert not gate, "a gate needs the whole sums"
+        target = torch.empty((splits, x.shape[0], num_outputs), dtype=torch.float32, device=x.device)
+    row_bytes = config.share(splits) * weight.element_size()
+    skinny_kernel[(triton.cdiv(num_outputs, shape.block_n), splits)](
         x,
         weight,
         x if bias is None else bias,
-        out,
+        target,
         x.shape[0],
         num_outputs,
         col,
         x.stride(0),
         weight.stride(0),
         out.stride(0),
-        C=config,
         BLOCK_T=shape.block_t,
         NUM_STAGES=shape.num_stages,
-        PREFETCH_BYTES=min(shape.prefetch_bytes, row_bytes // 64 * 64) if launch_options()["PDL"] else 0,
+        NUM_SPLITS=splits,
+        PREFETCH_BYTES=min(shape.prefetch_bytes, row_bytes // 64 * 64) if options["PDL"] else 0,
         num_warps=shape.num_warps,
         num_stages=1,
-        **launch_options(),
+        **options,
     )
+    if splits > 1:
+        sum_splits_kernel[(triton.cdiv(num_outputs, _SUMS_PER_PROGRAM), x.shape[0])](
+            target,
+            x if bias is None else bias,
+            out,
+            x.shape[0],
+            num_outputs,
+            col,
+            out.stride(0),
+            NUM_SPLITS=splits,
+            BLOCK=_SUMS_PER_PROGRAM,
+            num_warps=4,
+            **options,
+        )
 
 
 def cublas(

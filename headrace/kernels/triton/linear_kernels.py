@@ -57,6 +57,11 @@ class LinearConfig:
         """Whether all rounds are whole."""
         return self.num_inputs % self.block_k == 0
 
+    def share(self, num_splits: int) -> int:
+        """Inputs of one split: whole rounds."""
+        rounds = -(-self.num_inputs // self.block_k)
+        return -(-rounds // num_splits) * self.block_k
+
     @property
     def last(self) -> int:
         """Where the last round begins."""
@@ -178,10 +183,13 @@ def _prefetch_weights(w_ptr, first, n, w_stride, C: tl.constexpr, NUM_BYTES: tl.
 @triton.jit(do_not_specialize=["num_rows", "n", "out_col"])
 def skinny_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, num_rows, n, out_col, x_stride, w_stride, out_stride,
-    C: tl.constexpr, BLOCK_T: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH_BYTES: tl.constexpr,
-    PDL: tl.constexpr,
+    C: tl.constexpr, BLOCK_T: tl.constexpr, NUM_STAGES: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    PREFETCH_BYTES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Up to BLOCK_T rows of x: the weights are the tall operand of the matrix units, x the narrow one."""
+    """Up to BLOCK_T rows of x: the weights are the tall operand of the matrix units, x the narrow one.
+
+    With several splits each program has a part of the inputs, and ``out`` takes their fp32 sums [splits, T, n].
+    """
     let_next_start(PDL)
     first = tl.program_id(0) * C.block_n
     row = first + tl.arange(0, C.block_n)
@@ -193,19 +201,45 @@ def skinny_kernel(
     if C.is_gated:
         up_start = w_start + n.to(tl.int64) * w_stride
     x_start = x_ptr + token.to(tl.int64)[:, None] * x_stride
+    SHARE: tl.constexpr = C.share(NUM_SPLITS)
+    split = tl.program_id(1)
     if PREFETCH_BYTES > 0:
-        _prefetch_weights(w_ptr, first, n, w_stride, C, PREFETCH_BYTES)
+        _prefetch_weights(w_ptr + split * SHARE, first, n, w_stride, C, PREFETCH_BYTES)
         if C.is_gated:
             _prefetch_weights(w_ptr + n.to(tl.int64) * w_stride, first, n, w_stride, C, PREFETCH_BYTES)
     wait_for_previous(PDL)
     acc = tl.full([C.block_n, BLOCK_T], 0.0, tl.float32)
     up = acc
-    for k in tl.range(0, C.num_inputs, C.block_k, num_stages=NUM_STAGES):
+    for k in tl.range(
+        split * SHARE, tl.minimum((split + 1) * SHARE, C.num_inputs), C.block_k, num_stages=NUM_STAGES
+    ):
         w = _load_weights(w_start, k, in_rows, C)
         x = tl.trans(_load_weights(x_start, k, in_tokens, C))
         acc = tl.dot(w, x, acc)
         if C.is_gated:
             up = tl.dot(_load_weights(up_start, k, in_rows, C), x, up)
-    place = token.to(tl.int64)[None, :] * out_stride + out_col + row[:, None]
     inside = in_rows[:, None] & in_tokens[None, :]
-    _finish(acc, up, bias_ptr, place, row[:, None], inside, out_ptr, n, C)
+    if NUM_SPLITS > 1:
+        line = (split * num_rows + token).to(tl.int64)
+        tl.store(out_ptr + line[None, :] * n + row[:, None], acc, mask=inside)
+    else:
+        place = token.to(tl.int64)[None, :] * out_stride + out_col + row[:, None]
+        _finish(acc, up, bias_ptr, place, row[:, None], inside, out_ptr, n, C)
+
+
+@triton.jit(do_not_specialize=["num_rows", "n", "out_col"])
+def sum_splits_kernel(
+    sums_ptr, bias_ptr, out_ptr, num_rows, n, out_col, out_stride,
+    C: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The splits' sums added up, always in the same order."""
+    let_next_start(PDL)
+    token = tl.program_id(1)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < n
+    wait_for_previous(PDL)
+    y = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(NUM_SPLITS):
+        line = (split * num_rows + token).to(tl.int64)
+        y += tl.load(sums_ptr + line * n + row, mask=inside, other=0.0)
+    _finish(y, y, bias_ptr, token.to(tl.int64) * out_stride + out_col + row, row, inside, out_ptr, n, C)
