@@ -25,6 +25,9 @@ from triton_cases import all_cases
 from triton_step import compile_steps, measure_steps
 from triton_timing import Case, compiling_only, graph_us
 
+from headrace.kernels.triton.launch import launch_options
+from headrace.kernels.triton.norm import rms_norm
+
 Record = dict[str, Any]
 
 
@@ -56,20 +59,33 @@ def main() -> None:
         compile_all(sys.argv[1:], args.processes)
     compiled_s = time.perf_counter() - start
     print(f"{torch.cuda.get_device_name()}; torch {torch.__version__}; compiled in {compiled_s:.0f} s")
+    probe_dependent_launch()
     has_steps = _is_wanted(args.only, "step") and not args.inside
     steps = measure_steps(torch.device("cuda")) if has_steps else []
     records = measure_all(
         [case for case in cases if not case.is_isolated or args.inside], start + args.seconds
     )
     if not args.inside and any(case.is_isolated for case in cases):
-        records += measure_isolated(sys.argv[1:])
+        records = measure_isolated(sys.argv[1:]) + records
     total_s = time.perf_counter() - start
     if args.json:
         args.json.write_text(json.dumps({"steps": steps, "cases": records, "total_s": total_s}, indent=1))
-    print_cases(records)
+    print_cases(records[::-1])  # the end of an output is what is kept of it
     print_matmuls(records)
     print_steps(steps)
     print(f"{total_s:.0f} s in all")
+
+
+def probe_dependent_launch() -> None:
+    """Whether CUDA graphs take programmatic dependent launch; if not, measure without."""
+    x = torch.ones((4, 1024), device="cuda")
+    try:
+        graph_us([lambda: rms_norm(x, x[0], 1e-6, x)])
+    except Exception as error:
+        print(f"NO DEPENDENT LAUNCH in graphs: {error}")
+        options = launch_options()
+        options.clear()
+        options["PDL"] = False
 
 
 def _is_wanted(parts: Sequence[str], name: str) -> bool:
@@ -153,7 +169,7 @@ def print_cases(records: Sequence[Record]) -> None:
         if record["group"] == "sampling":
             key += f" {record['variant']}"
         by_name.setdefault(key, []).append(record)
-    print(f"{'case':46}{'us':>9}{'limit':>8}{'share':>7}  best of variants, others in us")
+    print(f"{'case':44}{'us':>8}{'limit':>8}{'share':>6}  best of variants, others in us")
     for name, group in by_name.items():
         for record in group:
             if "failure" in record or not record.get("is_right", True):
