@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,11 +54,20 @@ def resolve_model(
             return _from_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
+    if is_hub_id(name):
         return _from_folder(_download(name, revision, download_dir), name)
+    near = difflib.get_close_matches(name.lower(), PACKAGED_MODELS, n=1, cutoff=0.7)
+    hint = f"did you mean {near[0]!r}? Else " if near else ""
     raise CheckpointError(
-        f"model '{name}': there is no such file or folder, nor a packaged model; {_how_to()}"
+        f"model '{name}': there is no such file or folder, nor a packaged model; {hint}{_how_to()}"
     )
+
+
+def is_hub_id(model: str) -> bool:
+    """True when ``resolve_model`` would ask the hub, which may take long."""
+    name = model.strip()
+    looks_so = _HUB_ID.fullmatch(name) is not None and not name.endswith(".gguf")
+    return looks_so and name not in PACKAGED_MODELS and not Path(name).exists()
 
 
 def _how_to() -> str:

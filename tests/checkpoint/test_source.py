@@ -12,6 +12,7 @@ import pytest
 
 from headrace.checkpoint import ModelSource, packaged, resolve_model
 from headrace.checkpoint.packaged import PackagedModel, packaged_file
+from headrace.checkpoint.source import is_hub_id
 from headrace.checkpoint.user_cache import atomic_writer, user_cache_dir
 from headrace.errors import CheckpointError
 
@@ -236,3 +237,18 @@ def test_real_packages() -> None:
         assert source.name == name
         with open(source.path, "rb") as file:
             assert file.read(4) == b"GGUF"
+
+
+def test_a_near_miss_of_a_packaged_model_is_told() -> None:
+    with pytest.raises(CheckpointError, match="did you mean 'smollm2'"):
+        resolve_model("smolm2")
+    with pytest.raises(CheckpointError) as caught:
+        resolve_model("elephant")
+    assert "did you mean" not in str(caught.value)
+
+
+def test_what_is_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_id("org/name") and not is_hub_id("smollm2") and not is_hub_id("org/name.gguf")
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert not is_hub_id("org/name")
