@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.checkpoint import ModelArchitecture, ModelSource, load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
 from headrace.cli.engine_options import EngineSettings
+from headrace.cli.preflight import check_parallel
 from headrace.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def effective_settings(settings: EngineSettings) -> list[EffectiveSetting]:
     from headrace.platforms.base import current_platform
 
     config = settings.config
+    check_parallel(config.parallel)
     source = resolve_model(config.model.model, revision=config.model.revision)
     chosen = _Choices(config, source, load_architecture(source), current_platform(config.device.device)).all()
     rows = []

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.engine_options import EngineSettings, engine_options, flag_of
+from headrace.cli.preflight import check_start
 from headrace.serve.settings import ServerConfig
 
 
@@ -46,7 +47,9 @@ def serve(settings: EngineSettings, server: ServerConfig) -> None:
     The port answers at once; /health is 200 as soon as the model is loaded. SIGTERM or Ctrl-C lets running answers
     end; a second one does not.
     """
-    # In this order: a taken port is told at once, and the engine loads while the rest of this process is imported.
+    # In this order: mistakes and a taken port are told at once, and the engine loads while the rest of this process
+    # is imported.
+    check_start(settings.config)
     from headrace.serve.port import open_port
 
     port = open_port(server)

@@ -65,3 +65,9 @@ def test_kv_memory(headrace: CommandLine) -> None:
         "explain", "--device", "cpu", "--dtype", "float32", "--kv-cache-bytes", "1000000"
     )
     assert "max_model_len" in message
+
+
+def test_more_than_one_device_is_refused_as_by_the_engine(headrace: CommandLine) -> None:
+    for flag in ("--tensor-parallel-size", "--pipeline-parallel-size"):
+        message = headrace.fails("explain", "smollm2", "--device", "cpu", flag, "2")
+        assert flag[2:].replace("-", "_") in message and "set it to 1" in message
