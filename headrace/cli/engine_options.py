@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.config import EngineConfig
+from headrace.config import EngineConfig, option_owners
+from headrace.errors import ConfigError
 
 _MODEL_HELP = "Hugging Face folder or id, .gguf file, or packaged model name (default smollm2)"
 
@@ -56,11 +57,28 @@ def read_settings(path: Path | None, options: dict[str, Any]) -> EngineSettings:
     if path is None:
         config, origins = EngineConfig.from_options(**given), {}
     else:
-        config = EngineConfig.load(path, **given)
+        config = _load(path, given)
         origins = dict.fromkeys(_names_in(path), path.name)
     for name, value in given.items():
         origins[name] = "MODEL" if name == "model" else flag_of(f"no_{name}" if value is False else name)
     return EngineSettings(config, origins)
+
+
+def _load(path: Path, given: dict[str, Any]) -> EngineConfig:
+    """The file's settings under the flags. Raises ConfigError, naming the file unless the flags alone are wrong."""
+    try:
+        return EngineConfig.load(path, **given)
+    except ConfigError as error:
+        EngineConfig.from_options(**given)
+        message = str(error)
+        if str(path) in message:
+            raise
+        owners = option_owners()
+        misplaced = [name for name in _top_level(path) if name in owners]
+        if misplaced:
+            name = misplaced[0]
+            message = f"{name!r} belongs under section {owners[name]!r}: write {owners[name]}: {{{name}: …}}"
+        raise ConfigError(f"configuration {str(path)!r}: {message}") from error
 
 
 def flag_of(name: str) -> str:
@@ -68,11 +86,14 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _names_in(path: Path) -> list[str]:
+def _top_level(path: Path) -> dict[str, Any]:
     import yaml
 
-    nested = yaml.safe_load(path.read_text()) or {}
-    return [name for section in nested.values() for name in section]
+    return yaml.safe_load(path.read_text()) or {}
+
+
+def _names_in(path: Path) -> list[str]:
+    return [name for section in _top_level(path).values() for name in section]
 
 
 def _model_parameter() -> inspect.Parameter:

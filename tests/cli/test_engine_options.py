@@ -63,3 +63,28 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     path.write_text("# nothing yet\n")
     settings = read_settings(path, {})
     assert settings.config == EngineConfig() and settings.origins == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("block_size: 32\n", "'block_size' belongs under section 'cache'"),
+        ("cache: {blok_size: 32}\n", "did you mean 'block_size'?"),
+        ("cahce: {block_size: 32}\n", "did you mean 'cache'?"),
+        ("cache: {block_size: 3}\n", "power of two"),
+    ],
+)
+def test_mistakes_in_a_file_name_it(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_settings(path, {})
+    assert words in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_a_mistake_in_a_flag_does_not_blame_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text("cache: {block_size: 32}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_settings(path, {"block_size": 3})
+    assert str(path) not in str(caught.value)
