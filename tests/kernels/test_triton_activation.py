@@ -11,6 +11,10 @@ pytest.importorskip("triton")
 from headrace.kernels.triton.activation import gated_act
 from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:overflow encountered:RuntimeWarning"
+)  # numpy, of the interpreter
+
 
 def check(rows: int, width: int, kind: str, dtype: torch.dtype) -> None:
     generator = torch.Generator(device=DEVICE).manual_seed(width)

@@ -10,6 +10,10 @@ pytest.importorskip("triton")
 from headrace.kernels.triton.elementwise import soft_cap
 from tests.kernels.triton_setup import DEVICE, relative_error
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:overflow encountered:RuntimeWarning"
+)  # numpy, of the interpreter
+
 
 def check(rows: int, width: int) -> None:
     x = torch.randn(rows, width, generator=torch.Generator(device=DEVICE).manual_seed(1), device=DEVICE) * 40

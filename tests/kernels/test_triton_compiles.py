@@ -1,0 +1,32 @@
+"""Every kernel compiles for Hopper, with no GPU here; what the interpreter cannot run is compiled at least."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+PARTS = ["decode 1x1k", "prefill 4x500", "qkv T=1", "qwen3-0.6b", "sampling R=1", "step"]
+
+
+@pytest.mark.slow
+def test_kernels_compile() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [
+        sys.executable,
+        "benchmarks/kernels/bench_triton.py",
+        "--compile-only",
+        "0/1",
+        "--only",
+        *PARTS,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
