@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headrace.cli.streaming import parse_chat, text_parts, wait_loaded
 from headrace.errors import RequestError
 from headrace.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from headrace.engine.async_llm import AsyncLLM
-
-_WATCH_S = 0.1
 
 
 class ChatSession:
@@ -31,13 +30,7 @@ class ChatSession:
 
     async def load(self, progress: Callable[[str, float], None]) -> None:
         """Wait for the engine. Raises CheckpointError, ConfigError, EngineDeadError."""
-        ready = asyncio.ensure_future(self._llm.wait_ready())
-        try:
-            while not (await asyncio.wait({ready}, timeout=_WATCH_S))[0]:
-                progress(self._llm.progress.stage, self._llm.progress.share)
-            await ready
-        finally:
-            ready.cancel()
+        await wait_loaded(self._llm, progress)
 
     async def close(self) -> None:
         """End the engine."""
@@ -73,25 +66,13 @@ class ChatSession:
 
         Raises: RequestError (the conversation no longer fits, say), EngineDeadError.
         """
-        from headrace.engine.output_processor import RequestOutputKind
-        from headrace.engine.prompts import ParsedPrompt
-
-        tokenizer = (await self._llm.front_end()).tokenizer
-        if tokenizer is None:
-            raise RequestError("chat needs a tokenizer: start without --skip-tokenizer-init")
-        text = tokenizer.apply_chat_template(self.messages)
-        prompt = ParsedPrompt(text, tokenizer.encode(text, add_special_tokens=False))
-        mailbox = await self._llm.submit([prompt], self._params, RequestOutputKind.DELTA)
+        prompt = await parse_chat(self._llm, self.messages)
         said = ""
         try:
-            while not mailbox.is_done:
-                for _, output in await mailbox.get():
-                    part = output.outputs[0]
-                    if part.finish_reason == "error":
-                        raise RequestError(part.error or "the engine failed on this answer")
-                    said += part.text
-                    show(part.text)
+            async with contextlib.aclosing(text_parts(self._llm, prompt, self._params)) as parts:
+                async for part in parts:
+                    said += part
+                    show(part)
         finally:
-            mailbox.close()
             if said:
                 self.messages.append({"role": "assistant", "content": said})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.engine_options import EngineSettings, engine_options
+from headrace.cli.streaming import stream_answer
 from headrace.errors import RequestError
 from headrace.sampling_params import SamplingParams
 
@@ -46,20 +47,46 @@ def generate(
     )  # fmt: skip
     if system is not None and not chat:
         raise RequestError("--system needs --chat: a plain prompt has no messages", param="system")
-    texts = [sys.stdin.read() if text == "-" else text for text in prompt]
+    texts = [read_prompt(text) for text in prompt]
+    first = [] if system is None else [{"role": "system", "content": system}]
+    chats = [[*first, {"role": "user", "content": text}] for text in texts]
+    if len(texts) == 1 and n == 1 and sys.stdout.isatty():
+        from headrace.engine.async_llm import AsyncLLM
+
+        llm = AsyncLLM.from_config(settings.config)
+        stream_answer(llm, texts[0], params, chats[0] if chat else None)
+        return
 
     from headrace.engine.llm import LLM
 
     is_terminal = sys.stderr.isatty()
-    with LLM.from_config(settings.config) as llm:
+    with LLM.from_config(settings.config) as engine:
         if chat:
-            first = [] if system is None else [{"role": "system", "content": system}]
-            outputs = llm.chat(
-                [[*first, {"role": "user", "content": text}] for text in texts], params, is_terminal
-            )
+            outputs = engine.chat(chats, params, is_terminal)
         else:
-            outputs = llm.generate(texts, params, is_terminal)
+            outputs = engine.generate(texts, params, is_terminal)
     write_answers(outputs)
+
+
+def read_prompt(text: str) -> str:
+    """The prompt itself, or what stdin holds for ``-``, less one newline at its end.
+
+    Raises: RequestError if it is empty or not UTF-8.
+    """
+    if text == "-":
+        data = sys.stdin.buffer.read() if sys.stdin is not None else b""
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise RequestError(
+                f"stdin is not UTF-8 text (byte {error.start}); convert it", param="prompt"
+            ) from None
+        text = text.removesuffix("\n")
+        if not text:
+            raise RequestError("the prompt on stdin is empty; give some text", param="prompt")
+    if not text:
+        raise RequestError("--prompt is empty; give some text, or - to read stdin", param="prompt")
+    return text
 
 
 def write_answers(outputs: list[RequestOutput]) -> None:

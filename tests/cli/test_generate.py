@@ -7,6 +7,7 @@ import io
 import pytest
 
 from headrace.checkpoint import resolve_model
+from headrace.cli.generate import read_prompt
 from headrace.config import EngineConfig
 from headrace.tokenizer import load_tokenizer
 from tests.cli.conftest import CommandLine
@@ -24,8 +25,8 @@ def lines(*texts: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _fake(fake_engine: list[EngineConfig]) -> None:
-    pass
+def engines(fake_engine: list[EngineConfig]) -> list[EngineConfig]:
+    return fake_engine
 
 
 def test_stdout_is_the_text_alone(headrace: CommandLine) -> None:
@@ -43,8 +44,12 @@ def test_several_prompts_and_answers(headrace: CommandLine) -> None:
     assert headrace.out == lines(*expected)
 
 
+def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
 def test_prompt_from_stdin(headrace: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("Hello there"))
+    feed(monkeypatch, b"Hello there\n")
     assert headrace("generate", "--prompt", "-", "--max-tokens", "2") == 0
     assert headrace.out == lines(continuation("Hello there", 2))
 
@@ -73,3 +78,33 @@ def test_a_failed_answer_is_told_after_the_others(headrace: CommandLine) -> None
     assert headrace("generate", "--prompt", prompt, "--prompt", "Hello", "--max-tokens", "2") == 2
     assert headrace.out == lines(continuation("Hello", 2))
     assert "never fit" in headrace.err and headrace.err.count("\n") == 1
+
+
+def test_only_one_newline_of_stdin_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed(monkeypatch, b"a\n\n")
+    assert read_prompt("-") == "a\n"
+    assert read_prompt("b\n") == "b\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "prompt", "words"),
+    [(b"caf\xe9", "-", "not UTF-8"), (b"\n", "-", "stdin is empty"), (b"", "", "--prompt is empty")],
+)
+def test_a_wrong_prompt_is_refused_before_loading(
+    headrace: CommandLine, engines: list[EngineConfig], monkeypatch: pytest.MonkeyPatch,
+    data: bytes, prompt: str, words: str,
+) -> None:  # fmt: skip
+    feed(monkeypatch, data)
+    assert words in headrace.fails("generate", "--prompt", prompt) and not engines
+
+
+def test_a_terminal_gets_one_answer_as_it_comes(
+    headrace: CommandLine, engines: list[EngineConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streamed = []
+    monkeypatch.setattr("headrace.engine.async_llm.AsyncLLM.from_config", lambda config: config)
+    monkeypatch.setattr("headrace.cli.generate.stream_answer", lambda *given: streamed.append(given[1]))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert headrace("generate", "--prompt", "Hello") == 0 and streamed == ["Hello"] and not engines
+    assert headrace("generate", "--prompt", "Hello", "-n", "2", "--max-tokens", "1") == 0 and engines
+    assert streamed == ["Hello"]
