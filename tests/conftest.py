@@ -5,5 +5,5 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-if not Path("/dev/nvidia0").exists():
+if not (Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia/version").exists()):
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -136,7 +136,9 @@ def skinny(
     if splits > 1:
         assert not gate, "a gate needs the whole sums"
         target = torch.empty((splits, x.shape[0], num_outputs), dtype=torch.float32, device=x.device)
-    row_bytes = config.share(splits) * weight.element_size()
+    # what is asked for ahead must lie within the rows
+    share = min(config.share(splits), num_inputs)
+    row_bytes = share * weight.element_size() if num_inputs % share == 0 else 0
     skinny_kernel[(triton.cdiv(num_outputs, shape.block_n), splits)](
         x,
         weight,
