@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -15,6 +18,7 @@ from headrace.errors import HeadraceError
 
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 # Name -> ("module:function", one line of help). A new command is a new row.
 COMMANDS = {
@@ -32,6 +36,26 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings=CONTEXT_SETTINGS,
 )
+
+
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to the sys.stderr of the moment: a progress bar replaces it to keep messages on lines of their own."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """The present sys.stderr."""
+        return sys.stderr
+
+
+class ClosedOutput(io.TextIOBase):
+    """A stdout that is not there: writing fails as it would on a closed descriptor."""
+
+    def write(self, text: str) -> int:
+        """Raises OSError."""
+        raise OSError(errno.EBADF, "standard output is closed")
 
 
 def _show_version(wanted: bool) -> None:
@@ -59,9 +83,11 @@ def main() -> None:
     is_debug = len(arguments) < len(sys.argv) - 1
     logging.basicConfig(
         level=logging.DEBUG if is_debug else logging.WARNING,
-        stream=sys.stderr,
+        handlers=[StderrHandler()],
         format="%(levelname)s %(name)s: %(message)s",
     )
+    if sys.stdout is None:  # started with a closed one (``>&-``)
+        sys.stdout = ClosedOutput()
     sys.exit(run(arguments, is_debug=is_debug))
 
 
@@ -74,9 +100,15 @@ def run(arguments: list[str], *, is_debug: bool = False) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output left (``| head``). Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()  # the reader of our output left (``| head``)
         return 0
+    except OSError as error:
+        if is_debug:
+            raise
+        _forget_output()
+        what = "" if error.filename or error.errno not in _OUTPUT_ERRORS else "cannot write the output: "
+        sys.stderr.write(f"headrace: {what}{_one_line(error)}\n")
+        return EXIT_MISTAKE
     except Exception as error:
         if is_debug:
             raise
@@ -84,13 +116,21 @@ def run(arguments: list[str], *, is_debug: bool = False) -> int:
         return EXIT_MISTAKE if _is_mistake(error) else 1
 
 
+def _forget_output() -> None:
+    """Drop what stdout still holds, or Python would complain once more when it flushes at exit."""
+    with contextlib.suppress(OSError):  # there is no descriptor behind a stdout that was closed or replaced
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _is_mistake(error: Exception) -> bool:
-    """True for what the user can mend: our own errors and those of the command line's syntax."""
-    return isinstance(error, HeadraceError) or hasattr(error, "format_message")
+    """True for what the user can mend: our own errors, the system's, and those of the command line's syntax."""
+    return isinstance(error, HeadraceError | OSError) or hasattr(error, "format_message")
 
 
 def _one_line(error: Exception) -> str:
     text = error.format_message() if hasattr(error, "format_message") else str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if not _is_mistake(error):
         text = f"{type(error).__name__}: {text} (this is a fault of Headrace; --debug shows where)"
     return " ".join(text.split())

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import logging
 import subprocess
 import sys
 import time
@@ -85,3 +87,25 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -c 'from headrace.cli.main import main; main()' generate --help | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("redirect", "words"),
+    [("> /dev/full", "cannot write the output: No space left"), (">&-", "standard output is closed")],
+)
+def test_output_that_cannot_be_written_is_one_line(redirect: str, words: str) -> None:
+    if redirect.endswith("full") and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    program = "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()"
+    command = f'{sys.executable} -c "{program}" explain --device cpu {redirect}'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
+    assert "fault" not in done.stderr
+
+
+def test_a_log_message_goes_to_the_present_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = main_module.StderrHandler()
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    handler.emit(logging.makeLogRecord({"msg": "beside the bar"}))
+    assert stream.getvalue() == "beside the bar\n"

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
 
 import pytest
 
+from headrace.cli.main import StderrHandler
 from headrace.engine.progress import AnswerBar, LoadBar
 
 
@@ -57,3 +60,14 @@ def test_an_error_ends_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError
     with pytest.raises(ZeroDivisionError), LoadBar():
         raise ZeroDivisionError
+
+
+def test_a_log_message_gets_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = use_terminal(monkeypatch)
+    handler = StderrHandler()
+    with LoadBar() as bar:
+        bar("reading weights", 0.5)
+        handler.emit(logging.makeLogRecord({"msg": "beside the bar"}))
+    before, _, after = terminal.getvalue().partition("beside the bar")
+    assert re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", before).endswith("\r") and after.startswith("\n")
+    assert before.endswith("\x1b[2K")  # the bar was wiped from that line first
