@@ -53,7 +53,7 @@ def generate(
     if len(texts) == 1 and n == 1 and sys.stdout.isatty():
         from headrace.engine.async_llm import AsyncLLM
 
-        llm = AsyncLLM.from_config(settings.config)
+        llm = AsyncLLM.from_config(settings.config, in_process=True)
         stream_answer(llm, texts[0], params, chats[0] if chat else None)
         return
 

@@ -102,7 +102,7 @@ def test_a_terminal_gets_one_answer_as_it_comes(
     headrace: CommandLine, engines: list[EngineConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streamed = []
-    monkeypatch.setattr("headrace.engine.async_llm.AsyncLLM.from_config", lambda config: config)
+    monkeypatch.setattr("headrace.engine.async_llm.AsyncLLM.from_config", lambda config, **_: config)
     monkeypatch.setattr("headrace.cli.generate.stream_answer", lambda *given: streamed.append(given[1]))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert headrace("generate", "--prompt", "Hello") == 0 and streamed == ["Hello"] and not engines
