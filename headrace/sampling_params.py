@@ -13,6 +13,16 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_TOKEN_ID = (1 << 31) - 1
+
+_FLAGS = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+_SHOWN_CHARS = 80
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -20,7 +30,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     n: answers per prompt; they share the prompt's KV blocks.
     presence_penalty, frequency_penalty: in [-2, 2], counted over generated tokens.
-    repetition_penalty: > 0; divides (multiplies) positive (negative) logits of tokens seen in prompt or answer.
+    repetition_penalty: in [0.01, 100]; divides (multiplies) positive (negative) logits of tokens seen in prompt or
+        answer.
     temperature: >= 0; 0 is greedy.  top_p: (0, 1].  top_k: 0 or -1 is off.  min_p: [0, 1].
     seed: makes an answer a function of (seed, child, position) alone; None draws a fresh seed.
     stop: strings that end the text.  stop_token_ids: tokens that end it.
@@ -93,7 +104,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         _int_in("n", self.n, 1, MAX_N)
         _float_in("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _float_in("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _float_in("repetition_penalty", self.repetition_penalty, 0.0, 1e6, low_open=True)
+        # Further from 1 the logits leave the range that the sampler can tell apart, and at last that of fp32.
+        _float_in("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _float_in("temperature", self.temperature, 0.0, 100.0)
         _float_in("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _int_in("top_k", self.top_k, 0, 1 << 30)
@@ -108,63 +120,120 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         if self.prompt_logprobs is not None:
             _int_in("prompt_logprobs", self.prompt_logprobs, -1, MAX_LOGPROBS)
         _int_in("logprobs_from", self.logprobs_from, 0, 1 << 31)
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise _refusal(name, getattr(self, name), "True or False")
         self._verify_stop()
         self._verify_tokens()
 
     def _verify_stop(self) -> None:
-        stop = self.stop_strings
-        if len(stop) > MAX_STOP_STRINGS:
-            raise RequestError(
-                f"stop has {len(stop)} strings; at most {MAX_STOP_STRINGS} are allowed", param="stop"
-            )
-        for text in stop:
-            if not isinstance(text, str) or not text:
-                raise RequestError(f"stop strings must be non-empty strings; got {text!r}", param="stop")
-        if stop and not self.detokenize:
-            raise RequestError("stop strings need detokenize=True; use stop_token_ids instead", param="stop")
-        for text in self.bad_words or []:
-            if not isinstance(text, str) or not text:
-                raise RequestError(f"bad_words must be non-empty strings; got {text!r}", param="bad_words")
+        if self.stop is not None and self.stop != []:
+            _texts("stop", self.stop_strings)
+            if len(self.stop_strings) > MAX_STOP_STRINGS:
+                raise RequestError(
+                    f"stop has {len(self.stop_strings)} strings; at most {MAX_STOP_STRINGS} are allowed",
+                    param="stop",
+                )
+            if not self.detokenize:
+                raise RequestError(
+                    "stop strings need detokenize=True; use stop_token_ids instead", param="stop"
+                )
+        if self.bad_words is not None:
+            _texts("bad_words", self.bad_words)
 
     def _verify_tokens(self) -> None:
-        for name, ids in (
-            ("stop_token_ids", self.stop_token_ids),
-            ("allowed_token_ids", self.allowed_token_ids),
-        ):
-            for token in ids or []:
-                _int_in(name, token, 0, 1 << 31)
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+        if self.stop_token_ids is not None:
+            _token_ids("stop_token_ids", self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            _token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise RequestError(
+                    "allowed_token_ids is empty: nothing could be sampled; leave it out or name at least one token",
+                    param="allowed_token_ids",
+                )
+        if self.bad_word_ids is not None:
+            if not isinstance(self.bad_word_ids, list):
+                raise _refusal("bad_word_ids", self.bad_word_ids, "a list of lists of token ids")
+            for word in self.bad_word_ids:
+                _token_ids("bad_word_ids", word, "a list of lists of token ids")
+                if not word:
+                    raise RequestError(
+                        "bad_word_ids has an empty list: name at least one token", param="bad_word_ids"
+                    )
+        if self.logit_bias is not None:
+            self._verify_logit_bias(self.logit_bias)
+
+    def _verify_logit_bias(self, biases: dict[int, float]) -> None:
+        if not isinstance(biases, dict):
+            raise _refusal("logit_bias", biases, "a dict from token id to number")
+        if len(biases) > MAX_LOGIT_BIAS:
             raise RequestError(
-                "allowed_token_ids is empty: nothing could be sampled; leave it out or name at least one token",
-                param="allowed_token_ids",
-            )
-        if self.logit_bias and len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise RequestError(
-                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS} are allowed",
+                f"logit_bias has {len(biases)} entries; at most {MAX_LOGIT_BIAS} are allowed",
                 param="logit_bias",
             )
-        for token, bias in (self.logit_bias or {}).items():
-            _int_in("logit_bias", token, 0, 1 << 31)
+        for token, bias in biases.items():
+            _int_in("logit_bias", token, 0, MAX_TOKEN_ID)
             _float_in("logit_bias", bias, -100.0, 100.0)
 
 
-def _int_keys(bias: dict[Any, float]) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"logit_bias keys must be token ids; got {error}", param="logit_bias") from None
+def _int_keys(biases: Any) -> Any:
+    """The biases with keys as whole numbers: JSON knows strings only. What is no dict is left to ``verify``."""
+    if not isinstance(biases, dict):
+        return biases
+    keys: dict[Any, Any] = {}
+    for token, bias in biases.items():
+        if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) <= 10:
+            token = int(token)
+        elif isinstance(token, bool) or not isinstance(token, int):
+            raise RequestError(
+                f"logit_bias keys must be token ids (whole numbers, or strings of digits); got {_shown(token)}",
+                param="logit_bias",
+            )
+        keys[token] = bias
+    return keys
+
+
+def _texts(name: str, texts: Any) -> None:
+    if not isinstance(texts, list):
+        raise _refusal(name, texts, "a list of non-empty strings")
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise _refusal(name, text, "a list of non-empty strings", "the item ")
+
+
+def _token_ids(name: str, ids: Any, wanted: str = "a list of token ids") -> None:
+    if not isinstance(ids, list):
+        raise _refusal(name, ids, wanted)
+    for token in ids:
+        _int_in(name, token, 0, MAX_TOKEN_ID)
 
 
 def _int_in(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be an integer in [{low}, {high}]; got {value!r}", param=name)
+        raise _refusal(name, value, f"an integer in [{low}, {high}]")
     if not low <= value <= high:
-        raise RequestError(f"{name} must be in [{low}, {high}]; got {value}", param=name)
+        raise _refusal(name, value, f"in [{low}, {high}]")
 
 
 def _float_in(name: str, value: Any, low: float, high: float, low_open: bool = False) -> None:
-    interval = f"{'(' if low_open else '['}{low:g}, {high:g}]"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RequestError(f"{name} must be a number in {interval}; got {value!r}", param=name)
-    if value < low or value > high or (low_open and value == low):
-        raise RequestError(f"{name} must be in {interval}; got {value:g}", param=name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Not a number and the infinities fail the comparison, too.
+    if not is_number or not low <= value <= high or (low_open and value == low):
+        interval = f"{'(' if low_open else '['}{low:g}, {high:g}]"
+        finite = is_number and (isinstance(value, int) or math.isfinite(value))
+        raise _refusal(name, value, f"in {interval}" if finite else f"a number in {interval}")
+
+
+def _refusal(name: str, value: Any, wanted: str, where: str = "") -> RequestError:
+    return RequestError(f"{name} must be {wanted}; got {where}{_shown(value)}", param=name)
+
+
+def _shown(value: Any) -> str:
+    """``value`` for a message, cut short; whole numbers of thousands of digits have no text at all."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"

@@ -72,6 +72,8 @@ class InputProcessor:
         Raises: RequestError; ``code`` is "context_length_exceeded" when the prompt, or prompt and answer together,
         are too long.
         """
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 1 << 63:
+            raise RequestError(f"priority must be an integer; got {priority!r}", param="priority")
         parsed = prompt if isinstance(prompt, ParsedPrompt) else parse_prompt(prompt)
         token_ids = parsed.token_ids if parsed.token_ids is not None else self._encode(parsed.text or "")
         self._check_prompt(token_ids)
@@ -144,10 +146,6 @@ class InputProcessor:
         self._check_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
         self._check_vocabulary("logit_bias", params.logit_bias or ())
         for word in params.bad_word_ids or ():
-            if not word:
-                raise RequestError(
-                    "bad_word_ids has an empty list: name at least one token", param="bad_word_ids"
-                )
             self._check_vocabulary("bad_word_ids", word)
         return params
 
