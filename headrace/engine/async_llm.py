@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -30,6 +31,8 @@ _LONG_TEXT_CHARS = 8192
 class _Live:
     """One request that the core has not finished with.
 
+    user_id: what the caller calls it; the core's id is used once only, so that late news of a request that was
+        aborted never meet another that took its name.
     is_answered: its reader has been given everything; the core's last word is still to come.
     running: answers that the core has not ended.  stopped: answers that a stop string ended.
     """
@@ -43,9 +46,11 @@ class _Live:
         "request",
         "running",
         "stopped",
+        "user_id",
     )
 
-    def __init__(self, request: EngineCoreRequest, mailbox: Mailbox, index: int) -> None:
+    def __init__(self, user_id: str, request: EngineCoreRequest, mailbox: Mailbox, index: int) -> None:
+        self.user_id = user_id
         self.request = request
         self.mailbox = mailbox
         self.index = index
@@ -72,6 +77,8 @@ class AsyncLLM:
         self.progress = LoadProgress("starting the engine")
         self._client = client
         self._live: dict[str, _Live] = {}
+        self._core_ids: dict[str, str] = {}
+        self._serial = itertools.count()
         self._death: HeadraceError | None = None
         self._front_end: FrontEnd | None = None
         self._opening: asyncio.Task[FrontEnd] | None = None
@@ -193,7 +200,7 @@ class AsyncLLM:
         def process() -> list[ProcessedInput]:
             return [
                 front_end.inputs.process(
-                    own_id,
+                    f"{own_id}/{next(self._serial)}",
                     prompt,
                     params,
                     clamp_max_tokens=clamp_max_tokens,
@@ -207,29 +214,40 @@ class AsyncLLM:
         is_long = sum(map(_text_length, prompts)) > _LONG_TEXT_CHARS
         # Tokenizing a long text takes as long as several steps; other requests' streams must not wait for it.
         inputs = await asyncio.to_thread(process) if is_long else process()
-        return self._launch(front_end, inputs, kind)
+        return self._launch(front_end, ids, inputs, kind)
 
-    def _launch(self, front_end: FrontEnd, inputs: list[ProcessedInput], kind: RequestOutputKind) -> Mailbox:
+    def _launch(
+        self, front_end: FrontEnd, user_ids: list[str], inputs: list[ProcessedInput], kind: RequestOutputKind
+    ) -> Mailbox:
         ids = [item.request.request_id for item in inputs]
-        for own_id in ids:
-            if own_id in self._live:
+        for own_id in user_ids:
+            if own_id in self._core_ids:
                 raise RequestError(f"request id {own_id!r} is in use", param="request_id")
         self.check_alive()
         mailbox = Mailbox(len(inputs), kind is RequestOutputKind.DELTA, lambda: self._drop(ids))
         for index, (request, prompt) in enumerate(inputs):
             self._client.add_request(request)
             front_end.outputs.add_request(request, prompt, kind)
-            self._live[request.request_id] = _Live(request, mailbox, index)
+            self._live[request.request_id] = _Live(user_ids[index], request, mailbox, index)
+            self._core_ids[user_ids[index]] = request.request_id
         return mailbox
 
     def abort(self, request_id: str) -> None:
         """Stop a request; its reader gets a last output with ``finish_reason`` "abort"."""
-        live = self._live.get(request_id)
-        if live is not None and self._front_end is not None:
-            last = self._front_end.outputs.end(request_id, "abort")
+        core_id = self._core_ids.get(request_id)
+        if core_id is not None and self._front_end is not None:
+            live = self._live[core_id]
+            last = self._front_end.outputs.end(core_id, "abort")
             if last is not None:
+                last.request_id = request_id
                 live.mailbox.put(live.index, last)
-            self._drop([request_id])
+            self._drop([core_id])
+
+    def _forget(self, core_id: str) -> _Live | None:
+        live = self._live.pop(core_id, None)
+        if live is not None:
+            del self._core_ids[live.user_id]
+        return live
 
     def _drop(self, ids: list[str]) -> None:
         """Forget requests that have no reader any more, and have the core stop those it still computes."""
@@ -237,7 +255,8 @@ class AsyncLLM:
         left = [own_id for own_id in ids if own_id in self._live and not self._live[own_id].is_answered]
         for own_id in left:
             self._front_end.outputs.end(own_id, "abort")
-            live = self._live.pop(own_id)
+            live = self._live[own_id]
+            self._forget(own_id)
             for child in live.running:
                 self._count_finish(live, child, "abort", None)
         if left:
@@ -266,6 +285,7 @@ class AsyncLLM:
             request = live.get(output.request_id)
             if request is not None:
                 request.is_answered = output.finished
+                output.request_id = request.user_id
                 request.mailbox.put(request.index, output)
         self._count(news.outputs)
         for request_id, child in processed.stopped:
@@ -275,7 +295,7 @@ class AsyncLLM:
 
     def on_refusal(self, refusal: Refusal) -> None:
         """The core did not take a request; its whole batch fails."""
-        live = self._live.pop(refusal.request_id, None)
+        live = self._forget(refusal.request_id)
         if live is not None and self._front_end is not None:
             self._front_end.outputs.end(refusal.request_id, "error", refusal.message)
             live.mailbox.fail(refusal_error(refusal))
@@ -293,6 +313,7 @@ class AsyncLLM:
                 self._front_end.outputs.end(own_id, "error", str(error))
             live.mailbox.fail(error)
         self._live.clear()
+        self._core_ids.clear()
 
     def _count(self, outputs: list[EngineCoreOutput]) -> None:
         num_tokens = 0
@@ -311,7 +332,7 @@ class AsyncLLM:
                 self._count_finish(live, child, output.finish_reason, output.timeline)
                 live.running.discard(child)
                 if not live.running:
-                    del self._live[output.request_id]
+                    self._forget(output.request_id)
         if num_tokens:
             self.metrics.count_step(num_tokens)
 

@@ -1,4 +1,4 @@
-"""The engine core's own process: ``python -m headrace.engine.core_proc <socket folder>``.
+"""The engine core's own process: ``python -m headrace.engine.core_proc <socket folder> <log level>``.
 
 It talks over two ZeroMQ pipes in a folder that only its user can enter, and ends when told to, when the core fails,
 or when its standard input closes, which is how it learns that its parent is gone.
@@ -78,5 +78,7 @@ def _end_with_parent(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        stream=sys.stderr, level=int(sys.argv[2]), format="%(levelname)s %(name)s: %(message)s"
+    )
     sys.exit(main(sys.argv[1]))

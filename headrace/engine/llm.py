@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -61,6 +62,7 @@ class LLM:
     def _attach(self, front_end: FrontEnd, core: EngineCore) -> None:
         self._front_end = front_end
         self._core: EngineCore | None = core
+        self._lock = threading.Lock()  # one batch at a time; another thread waits
         self._num_requests = 0
 
     def generate(
@@ -179,7 +181,7 @@ class LLM:
             self._num_requests += 1
             inputs.append(self._front_end.inputs.process(request_id, prompt, own_params, priority=rank))
         run = _Run(core, self._front_end.outputs, inputs)
-        with AnswerBar(len(inputs), use_tqdm) as bar, DelayedInterrupt() as interrupt:
+        with self._lock, AnswerBar(len(inputs), use_tqdm) as bar, DelayedInterrupt() as interrupt:
             try:
                 while not run.is_done:
                     interrupt.check()
@@ -189,8 +191,12 @@ class LLM:
                 run.forget()
                 self.shutdown()
                 raise
-            except BaseException:
-                run.abort()
+            except BaseException:  # an interrupt
+                try:
+                    run.abort()
+                except BaseException:  # it fell into the middle of a step: the engine cannot go on
+                    run.forget()
+                    self.shutdown()
                 raise
         return [run.finished[item.request.request_id] for item in inputs]
 

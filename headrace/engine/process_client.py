@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -47,8 +48,11 @@ class ProcessClient(EngineCoreClient):
     def __init__(self, spec: CoreSpec) -> None:
         super().__init__()
         self._folder = tempfile.mkdtemp(prefix="headrace-")
+        level = max(
+            logging.INFO, logging.getLogger().getEffectiveLevel()
+        )  # INFO only where this process shows it
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.engine.core_proc", self._folder],
+            [sys.executable, "-m", "headrace.engine.core_proc", self._folder, str(level)],
             stdin=subprocess.PIPE,
             stdout=2,  # an answer printed by this process must not mix with the engine's messages
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

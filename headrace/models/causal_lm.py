@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,6 +15,9 @@ from headrace.layers.context import LayerContext
 from headrace.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from headrace.layers.norm import RMSNorm
 from headrace.layers.rotary import rotary_table
+from headrace.loader.tensor_names import EMBEDDING, HEAD
+
+logger = logging.getLogger(__name__)
 
 
 class DecoderLayer(Protocol):
@@ -53,7 +57,8 @@ class CausalLM:
         )
         self.layers = [self.make_layer(arch, ctx, layer_id) for layer_id in range(arch.num_layers)]
         self._norm = RMSNorm(ctx, "model.norm", arch.hidden_size, arch.rms_norm_eps)
-        tied = self._embedding if arch.tie_word_embeddings else None
+        is_tied = arch.tie_word_embeddings and not has_head_of_its_own(ctx)
+        tied = self._embedding if is_tied else None
         self._head = ParallelLMHead(
             ctx, "lm_head", arch.vocab_size, arch.hidden_size, tied, arch.final_logit_softcap
         )
@@ -92,6 +97,17 @@ class CausalLM:
     def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] fp32 of the hidden states [T, E] at ``rows`` [R] int64; valid until the next call."""
         return self._head(hidden, rows)
+
+
+def has_head_of_its_own(ctx: LayerContext) -> bool:
+    """A checkpoint that says its embeddings are tied but brings another head: the head counts, as in transformers."""
+    if not ctx.weights.has(HEAD):
+        return False
+    head, embedding = (ctx.weights.get(name).dequantize(ctx.dtype) for name in (HEAD, EMBEDDING))
+    differs = not torch.equal(head, embedding)
+    if differs:
+        logger.warning("%s differs from the embedding, although the config ties them; the head is used", HEAD)
+    return differs
 
 
 def _length(part: slice) -> int:

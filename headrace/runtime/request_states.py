@@ -134,7 +134,7 @@ class RequestStates:
         tokens.append((slot, 0, new.token_ids))
         self._append_blocks(slot, new.block_ids, blocks)
         self.sampling.add(slot, new)
-        if new.sampling_params.prompt_logprobs is not None:
+        if new.sampling_params.prompt_logprobs is not None and new.prompt_logprobs_from:
             self._prompt_logprobs[new.request_id] = new
 
     def _append_blocks(self, slot: int, group_blocks: list[list[int]], blocks: list[Write]) -> None:

@@ -219,3 +219,26 @@ async def test_shutdown_fails_what_runs(start: Starter) -> None:
     await llm.shutdown()
     with pytest.raises(EngineDeadError):
         await task
+
+
+async def test_an_aborted_id_can_be_used_again_at_once(start: Starter) -> None:
+    llm = start(step_s=0.002)
+    for _ in range(12):
+        first = llm.generate(TWELVE, SamplingParams(max_tokens=9), "same")
+        await anext(first)
+        await first.aclose()
+        last = None
+        async for output in llm.generate(TWELVE, SamplingParams(max_tokens=6), "same"):
+            last = output
+        assert last is not None and last.request_id == "same"
+        assert last.outputs[0].finish_reason == "length" and last.outputs[0].text == "1, 2, "
+    await until(lambda: llm.num_unfinished == 0)
+
+
+async def test_a_running_id_is_refused(start: Starter) -> None:
+    llm = start(step_s=0.02)
+    first = llm.generate(TWELVE, SamplingParams(max_tokens=9), "same")
+    await anext(first)
+    with pytest.raises(RequestError, match="'same' is in use"):
+        await anext(llm.generate(TWELVE, SamplingParams(max_tokens=6), "same"))
+    await first.aclose()

@@ -311,3 +311,41 @@ def test_the_progress_bar_goes_to_stderr(engine: Engine, capsys: pytest.CaptureF
     engine.llm.generate(["a", "b"], SamplingParams(max_tokens=2))
     captured = capsys.readouterr()
     assert captured.out == "" and "2/2" in captured.err and "tok/s" in captured.err
+
+
+@pytest.mark.parametrize("wrong", ["a", None, 1.5, float("nan"), True])
+def test_a_priority_that_is_no_integer_is_refused(wrong: Any) -> None:
+    ranked = Engine(policy="priority")
+    params = SamplingParams(max_tokens=2)
+    with pytest.raises(RequestError, match="priority must be an integer"):
+        ranked.llm.generate(["a", "b"], params, use_tqdm=False, priority=[wrong, 1])
+    assert ranked.generate("a", max_tokens=2)[0].outputs[0].text == "bc"
+
+
+def test_threads_take_turns(engine: Engine) -> None:
+    results: dict[str, str] = {}
+
+    def ask(letter: str) -> None:
+        results[letter] = engine.generate(letter, max_tokens=20)[0].outputs[0].text
+
+    threads = [threading.Thread(target=ask, args=(letter,)) for letter in "abcdef"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert {letter: text[0] for letter, text in results.items()} == dict(zip("abcdef", "bcdefg", strict=True))
+    engine.check_idle()
+
+
+def test_an_interrupt_inside_a_step_ends_the_engine_cleanly(engine: Engine) -> None:
+    update = engine.core.scheduler.update_from_output
+
+    def torn(output: Any) -> Any:
+        engine.core.scheduler.update_from_output = update  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    engine.core.scheduler.update_from_output = torn  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(["a", "b"], max_tokens=9)
+    with pytest.raises(EngineDeadError, match="make a new one"):
+        engine.generate("a")

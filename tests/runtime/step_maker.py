@@ -96,4 +96,7 @@ def describe(sequence: Sequence) -> NewRequest:
         sequence.sample_seed,
         sequence.child_index,
         eos_token_ids=[0],
+        prompt_logprobs_from=0
+        if sequence.params.prompt_logprobs is None
+        else max(1, sequence.params.logprobs_from),
     )

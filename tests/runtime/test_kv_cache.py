@@ -84,3 +84,13 @@ def test_a_group_that_does_not_fit_the_layout_is_refused() -> None:
     spec = KVCacheSpec(kind="full", layer_ids=(0, 1), bytes_per_block=layout.bytes_per_block + 4)
     with pytest.raises(ConfigError, match=r"\(0, 1\)"):
         KVCache([spec], layout, 3)
+
+
+@pytest.mark.parametrize("num_blocks", [1 << 40, 1 << 56])
+def test_blocks_beyond_all_memory_are_refused(num_blocks: int) -> None:
+    specs = kv_cache_specs_for([None], HEADS, DIM, BLOCK, torch.float32)
+    layout = KVCacheLayout.for_specs(specs, HEADS, DIM, BLOCK, torch.float32)
+    with pytest.raises(
+        ConfigError, match=f"{num_blocks * layout.bytes_per_block} bytes in all; lower num_kv_blocks"
+    ):
+        KVCache(specs, layout, num_blocks)
