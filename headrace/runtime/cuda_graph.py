@@ -16,6 +16,7 @@ import torch
 
 from headrace.attention.base import AttentionBackend
 from headrace.attention.metadata import AttentionMetadata, AttentionPlan, ForwardBatch, GroupBatch
+from headrace.errors import CapacityError
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan, record
 from headrace.kernels.registry import Ops
@@ -52,8 +53,14 @@ class LimitedBackend:
 
     def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
         """See ``AttentionBackend.plan``."""
-        is_small = int(metadata.query_starts[-1]) <= self._max_tokens
-        return (self._fixed if is_small else self._exact).plan(metadata)
+        if int(metadata.query_starts[-1]) > self._max_tokens:
+            return self._exact.plan(metadata)
+        try:
+            return self._fixed.plan(metadata)
+        except (
+            CapacityError
+        ):  # few tokens, but of contexts so long that the fixed buffers do not hold their splits
+            return self._exact.plan(metadata)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +120,7 @@ class GraphedModel:
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [T, E]; by a graph when this size has been captured, which happens when it comes again."""
         bucket = next((size for size in self._buckets if size >= batch.num_tokens), None)
-        if bucket is None:
+        if bucket is None or not all(_is_fixed(group.plan) for group in batch.groups):
             return self._model.forward(batch)
         padded = self._pad(batch, bucket)
         key = (bucket, any(_has_long_tiles(group.plan) for group in padded.groups))
@@ -149,6 +156,12 @@ class GraphedModel:
             hidden = plan.replay(padded)
         self._pool = self._pool or graph.pool()
         return _Graph(graph, hidden)
+
+
+def _is_fixed(plan: AttentionPlan) -> bool:
+    """Whether the plan lies in the buffers that graphs read."""
+    work = plan.derived.get("triton")
+    return bool(work is not None and work.is_fixed)
 
 
 def _has_long_tiles(plan: AttentionPlan) -> bool:

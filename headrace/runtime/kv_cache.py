@@ -82,7 +82,7 @@ class KVCache:
         copy_op: the device's ``copy_blocks`` op.
 
     Raises:
-        ConfigError: a group does not fit the layout.
+        ConfigError: a group does not fit the layout, or the blocks do not fit into memory.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class KVCache:
         self.specs = tuple(specs)
         self.layout = layout
         self.num_blocks = num_blocks
-        self.blocks = torch.empty((num_blocks, layout.bytes_per_block), dtype=torch.uint8, device=device)
+        self.blocks = _allocate(num_blocks, layout.bytes_per_block, device)
         self._copy_op = copy_op
         self._places = {
             layer: (group, index)
@@ -135,6 +135,17 @@ class KVCache:
             src, dst, num_tokens: [C] int64 on the cache's device. No block is both a source and a destination.
         """
         self._copy_op(self.blocks, src, dst, num_tokens, self.layout)
+
+
+def _allocate(num_blocks: int, bytes_per_block: int, device: torch.device | str) -> torch.Tensor:
+    num_bytes = num_blocks * bytes_per_block
+    try:
+        return torch.empty((num_blocks, bytes_per_block), dtype=torch.uint8, device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise ConfigError(
+            f"no memory for {num_blocks} KV blocks of {bytes_per_block} bytes, {num_bytes} bytes in all; lower "
+            "num_kv_blocks or kv_cache_bytes"
+        ) from error
 
 
 def kv_cache_specs_for(
