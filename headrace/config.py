@@ -142,8 +142,9 @@ class EngineConfig:
         import yaml
 
         try:
-            nested = yaml.safe_load(Path(path).read_text()) or {}
-        except (OSError, yaml.YAMLError) as error:
+            nested = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        # Text that is not UTF-8 and dates that do not exist are ValueErrors.
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise ConfigError(f"cannot read configuration {str(path)!r}: {error}") from error
         if not isinstance(nested, dict):
             raise ConfigError(f"configuration {str(path)!r} must be a mapping of sections; got {nested!r}")
@@ -169,8 +170,8 @@ def option_owners() -> dict[str, str]:
     return owners
 
 
-def _unknown(what: str, name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+def _unknown(what: str, name: object, known: Any) -> str:
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
     return f"unknown {what} {name!r}{hint}"
 
@@ -193,7 +194,10 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
             if value in typing.get_args(option):
                 return value
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:
+                raise ConfigError(f"{name} is a number of {int(value).bit_length()} bits; lower it") from None
         elif (
             isinstance(option, type)
             and isinstance(value, option)
@@ -213,8 +217,15 @@ def _spell(options: tuple[Any, ...]) -> str:
     return " or ".join(words)
 
 
+def _spell_number(value: float) -> str:
+    """For a message; whole numbers of thousands of digits have no text."""
+    is_huge = isinstance(value, int) and value.bit_length() > 256
+    return f"a number of {int(value).bit_length()} bits" if is_huge else str(value)
+
+
 _RANGES: dict[str, tuple[float, float]] = {
-    "max_model_len": (1, 1 << 24),
+    "seed": (-(1 << 63), (1 << 63) - 1),
+    "max_model_len": (2, 1 << 24),
     "block_size": (1, 1024),
     "kv_cache_bytes": (1, 1 << 50),
     "num_kv_blocks": (1, 1 << 30),
@@ -238,7 +249,10 @@ def _verify(config: EngineConfig) -> None:
     for name, (low, high) in _RANGES.items():
         value = getattr(getattr(config, owners[name]), name)
         if value is not None and not low <= value <= high:
-            raise ConfigError(f"{name} must be in [{low:g}, {high:g}]; got {value:g}")
+            reason = (
+                "; it holds one prompt token and one answer token at least" if name == "max_model_len" else ""
+            )
+            raise ConfigError(f"{name} must be in [{low}, {high}]; got {_spell_number(value)}{reason}")
     size = config.cache.block_size
     if size & (size - 1):
         raise ConfigError(

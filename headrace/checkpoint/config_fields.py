@@ -37,13 +37,18 @@ class ConfigFields:
     def size(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         """A count or size: a whole number from ``minimum`` to 2**30."""
         value = self._number(key, default)
-        if value != int(value) or not minimum <= value <= MAX_SIZE:
+        # The range comes first: infinity, which JSON files may hold, has no whole number.
+        if not minimum <= value <= MAX_SIZE or value != int(value):
             self.fail(key, f"is {value!r}, not a whole number from {minimum} to {MAX_SIZE}")
         return int(value)
 
     def number(self, key: str, default: float | None = None, *, positive: bool = True) -> float:
         """A finite number, above 0 unless told otherwise."""
-        value = float(self._number(key, default))
+        value = self._number(key, default)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
         if not math.isfinite(value) or (positive and value <= 0):
             self.fail(key, f"is {value!r}, not a finite{' positive' if positive else ''} number")
         return value

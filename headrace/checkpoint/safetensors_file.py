@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -96,15 +97,21 @@ class SafetensorsFile:
 
 def _map(path: Path) -> mmap.mmap:
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        # A pipe would be waited for without O_NONBLOCK; for regular files it means nothing.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(f"{path}: is not a regular file; copy the weights there")
+            size = status.st_size
             if size < 8:
                 raise CheckpointError(
                     f"{path}: has {size} bytes, too few for a safetensors file; copy it again"
                 )
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:

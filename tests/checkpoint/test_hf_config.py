@@ -304,6 +304,10 @@ def test_every_wrong_type_is_a_checkpoint_error() -> None:
         {},
         {"a": 1},
         10**30,
+        10**400,
+        math.inf,
+        -math.inf,
+        math.nan,
         "default",
     ]
     num_refused = 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from headrace.checkpoint.safetensors_file import SafetensorsFile
 from headrace.checkpoint.safetensors_index import SafetensorsIndex
 from headrace.errors import CheckpointError, UnsupportedModelError
 from headrace.loader.base import open_weights
@@ -136,3 +138,11 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(CheckpointError, match="pickled"):
         SafetensorsSource.open(tmp_path, ARCH)
+
+
+def test_a_pipe_in_place_of_the_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="pipe: is not a regular file"):
+        SafetensorsFile.open(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
+        SafetensorsFile.open(tmp_path)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("seed", 1 << 63, (1 << 63) - 1),
+        ("seed", -(1 << 63) - 1, -(1 << 63)),
+        ("seed", 1 << 1100, 0),
+        ("max_model_len", 1, 2),
+        ("max_stall_ms", 1 << 1100, 1),
+        ("max_stall_ms", float("nan"), 1e9),
+        ("block_size", 24, 32),
+    ],
+)
+def test_ranges(name: str, wrong: float, right: float) -> None:
+    with pytest.raises(ConfigError, match=name):
+        EngineConfig.from_options(**{name: wrong})
+    EngineConfig.from_options(**{name: right})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"1: {}",
+        b"true: {}",
+        b"null: {}",
+        b"2020-01-01: {}",
+        b"model: {1: 2}",
+        b"cache: {null: 2}",
+        b"[1]: 2",
+        b"cache: 5",
+        b"- 1",
+        b"\xff\xfe\x00",
+        b"model: {model: \xe9}",
+        b"x: 2020-99-99",
+        b"[" * 100_000,
+        b"{",
+    ],
+)
+def test_files_that_hold_no_settings(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError):
+        EngineConfig.load(path)
+
+
+def test_a_file_and_options_over_it(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("model: {model: é, seed: 3}\ncache: {block_size: 32}\n", encoding="utf-8")
+    config = EngineConfig.load(path, seed=4, block_size=None)
+    assert (config.model.model, config.model.seed, config.cache.block_size) == ("é", 4, 32)
