@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.checkpoint.model_config import RopeScaling
+from headrace.errors import ConfigError
 from headrace.layers.context import LayerContext
 from headrace.loader.base import WeightSource
 
@@ -24,11 +25,23 @@ def rotary_table(ctx: LayerContext, theta: float, head_dim: int, scaling: RopeSc
         theta: base of the frequencies.
         head_dim: D.
         scaling: how they are stretched.
+
+    Raises:
+        ConfigError: no memory for so many positions.
     """
     assert ctx.max_model_len is not None, "the model fills it in"
     frequencies, factor = rotary_frequencies(head_dim, theta, scaling, ctx.weights)
-    angles = torch.outer(torch.arange(ctx.max_model_len, dtype=torch.float32), frequencies)
-    return torch.cat((angles.cos(), angles.sin()), dim=1).mul_(factor).to(ctx.device)
+    num_bytes = ctx.max_model_len * head_dim * 4
+    try:
+        # Three tables' worth is in use at the peak. Linux promises memory that it has not, so that asking for the
+        # whole, without touching it, is what can still be refused.
+        torch.empty(3 * num_bytes, dtype=torch.uint8)
+        angles = torch.outer(torch.arange(ctx.max_model_len, dtype=torch.float32), frequencies)
+        return torch.cat((angles.cos(), angles.sin()), dim=1).mul_(factor).to(ctx.device)
+    except (RuntimeError, MemoryError) as error:
+        raise ConfigError(
+            f"no memory for rotary tables of {num_bytes} bytes ({ctx.max_model_len} positions); lower max_model_len"
+        ) from error
 
 
 def rotary_frequencies(

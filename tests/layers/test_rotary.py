@@ -10,6 +10,7 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headrace.checkpoint.model_config import ModelArchitecture, RopeScaling
+from headrace.errors import ConfigError
 from headrace.layers.rotary import plain_frequencies, rotary_frequencies, rotary_table
 from tests.layers.dict_weights import DictWeights, context
 
@@ -73,3 +74,8 @@ def test_tables_cover_the_model_s_length_only() -> None:
     table = rotary_table(context(DictWeights({}), max_model_len=17), 1e4, 8, RopeScaling())
     assert table.shape == (17, 8)
     assert torch.equal(table[0], torch.tensor([1.0] * 4 + [0.0] * 4))
+
+
+def test_a_table_beyond_all_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lower max_model_len"):
+        rotary_table(context(DictWeights({}), max_model_len=1 << 44), 1e4, 8, RopeScaling())
