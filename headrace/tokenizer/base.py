@@ -151,11 +151,11 @@ class Tokenizer:
                 "last message, the second starts a new one; set add_generation_prompt to false",
                 param="continue_final_message",
             )
-        template = self._template(chat_template, has_tools=bool(tools))
+        tools = _objects("tools", tools)
+        documents = _objects("documents", documents)
+        template = self._template(chat_template, has_tools=tools is not None)
         variables = dict(self._special.texts) | kwargs
         plain = normalise_messages(messages)
-        tools = list(tools) if tools else None
-        documents = list(documents) if documents else None
         if continue_final_message:
             return template.render_to_continue(plain, tools=tools, documents=documents, variables=variables)
         return template.render(
@@ -168,6 +168,11 @@ class Tokenizer:
 
     def _template(self, override: str | None, has_tools: bool) -> ChatTemplate:
         if override is not None:
+            if not isinstance(override, str):
+                raise RequestError(
+                    f"chat_template must be a template's text; got {type(override).__name__}",
+                    param="chat_template",
+                )
             return ChatTemplate(override)
         sources = self._special.chat_templates
         name = "tool_use" if has_tools and "tool_use" in sources else "default"
@@ -182,3 +187,15 @@ class Tokenizer:
         if template is None:
             template = self._templates[name] = ChatTemplate(sources[name])
         return template
+
+
+def _objects(name: str, values: Any) -> list[Mapping[str, Any]] | None:
+    """A list of objects as it came, or None for an empty or absent one."""
+    if values is None:
+        return None
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        raise RequestError(f"{name} must be a list of objects; got {type(values).__name__}", param=name)
+    for index, value in enumerate(values):
+        if not isinstance(value, Mapping):
+            raise RequestError(f"{name}[{index}] must be an object; got {type(value).__name__}", param=name)
+    return list(values) or None

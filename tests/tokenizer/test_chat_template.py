@@ -298,3 +298,18 @@ def test_several_threads_share_a_template(tokenizer_with: Callable[[str], Tokeni
         thread.join()
     assert all(f"user\n{n}<" in text for n, text in results)
     assert len(results) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("tools", 5), ("tools", "x"), ("tools", {"a": 1}), ("tools", [object()]), ("tools", 0),
+        ("documents", 5), ("documents", ["x"]), ("chat_template", 5),
+    ],
+)  # fmt: skip
+def test_arguments_of_the_wrong_type(
+    name: str, wrong: Any, tokenizer_with: Callable[[str], Tokenizer]
+) -> None:
+    with pytest.raises(RequestError, match=name) as caught:
+        tokenizer_with(CHATML).apply_chat_template(TALK, **{name: wrong})
+    assert caught.value.param == name
