@@ -89,6 +89,23 @@ def count_repeats(text: str, times: int) -> None:
     step(len(text) * max(times, 0))
 
 
+def count_indent(text: str, width: int | str) -> None:
+    """Counts what is put before the lines of ``text``."""
+    step(_num_lines(text) * (len(width) if isinstance(width, str) else max(width, 0)))
+
+
+def count_wrap(text: str, width: int, separator: str) -> None:
+    """Counts what wrapping makes: a separator a line, and the rest of a long word copied at each of its breaks."""
+    width = max(width, 1)
+    rests = sum(len(word) ** 2 // (2 * width) for word in text.split() if len(word) > width)
+    step(rests)
+    count_repeats(separator, _num_lines(text) + 2 * len(text) // width)
+
+
+def _num_lines(text: str) -> int:
+    return len(text.splitlines()) + 1
+
+
 def check_widths(values: Iterable[Any]) -> None:
     """Refuses numbers above the limit among widths of texts to be made."""
     for value in values:

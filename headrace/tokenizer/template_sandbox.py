@@ -171,6 +171,10 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         values = [*args, *kwargs.values()]
         if name in _WIDENING_FILTERS:
             budget.check_widths(values)
+            if name == "indent":
+                _count_indent(*args, **kwargs)
+            elif name == "wordwrap":
+                _count_wrap(*args, **kwargs)
         elif name in _TEXT_FILTERS:
             budget.count_text(values)
         elif name == "format":
@@ -180,6 +184,22 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return _counted(function(*args, **kwargs))
 
     return counted
+
+
+def _count_indent(text: Any, width: Any = 4, *_: Any, **__: Any) -> None:
+    budget.count_indent(str(text), width)
+
+
+def _count_wrap(
+    environment: Any,
+    text: Any,
+    width: int = 79,
+    break_long: Any = True,
+    wrapstring: Any = None,
+    *_: Any,
+    **__: Any,
+) -> None:
+    budget.count_wrap(str(text), width, "\n" if wrapstring is None else str(wrapstring))
 
 
 def _text_and_rest(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
