@@ -107,6 +107,13 @@ class _SandboxedEnvironment(ImmutableSandboxedEnvironment):
             values = (*args, *kwargs.values())
             if name in _WIDENING_METHODS:
                 budget.check_widths(values)
+                if name == "expandtabs":
+                    budget.step(text.count("\t") * max((v for v in values if isinstance(v, int)), default=8))
+            elif name == "translate":
+                table = values[0] if values and isinstance(values[0], dict) else {}
+                budget.step(
+                    len(text) * max((len(v) for v in table.values() if isinstance(v, str)), default=1)
+                )
             elif name in ("format", "format_map"):
                 budget.check_format(text, values)
             elif name in ("replace", "join"):

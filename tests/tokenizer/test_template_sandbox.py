@@ -86,6 +86,8 @@ def test_no_way_out(source: str) -> None:
         "{{ ('x\\n' * 999999) | indent(999999) }}",
         "{{ ('x\\n' * 99999) | indent('y' * 99999) }}",
         "{{ ('x' * 999999) | wordwrap(1) }}",
+        "{{ ('\\t' * 999999).expandtabs(999999) }}",
+        "{{ ('x' * 999999).translate({120: 'y' * 99999}) }}",
         "{{ ('x' * 999999) | wordwrap(width=100) }}",
         "{{ ('x y ' * 99999) | wordwrap(1, wrapstring='z' * 99999) }}",
         "{{ '%9999999999d' % 1 }}",
