@@ -30,7 +30,8 @@ def check(
     linear(x, weight, bias, out, col)
     if rows:
         got = out[:, col : col + num_outputs]
-        assert relative_error(got, exact) < max(max_error(out.dtype), 1e-5 * (dtype == HALF))
+        summed = 1e-5 * max(1.0, num_inputs / 4096) ** 0.5  # of fp32 sums of that many products
+        assert relative_error(got, exact) < max(max_error(out.dtype), summed * (dtype == HALF))
     assert (out[:, :col] == 7.0).all() and (out[:, col + num_outputs :] == 7.0).all()
 
 
