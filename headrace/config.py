@@ -73,8 +73,16 @@ class SchedulerConfig:
     max_prefill_chunk: int | None = knob(
         None, "tokens of one prompt in one step at most; the budget by default"
     )
-    max_steps_outstanding: int = knob(2, "steps in flight (D): 1 no overlap, 2 overlap, more for pipelines")
+    max_steps_outstanding: int | None = knob(
+        None,
+        "steps in flight (D): 1 no overlap, 2 overlap, more for pipelines; by default 2 on a GPU, 1 on a CPU",
+    )
     max_waiting_requests: int = knob(4096, "waiting requests; more are refused with a CapacityError")
+
+    @property
+    def steps_outstanding(self) -> int:
+        """D as a number; 1 where nothing else was said."""
+        return self.max_steps_outstanding or 1
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class _Choices:
             scheduler.max_num_batched_tokens, scheduler.max_prefill_chunk or scheduler.max_num_batched_tokens
         )
         length = resolve_max_model_len(config.model.max_model_len, arch, config.model.model)
-        size = RequestSize(specs, cache.block_size, length, chunk * scheduler.max_steps_outstanding)
+        size = RequestSize(specs, cache.block_size, length, chunk * scheduler.steps_outstanding)
         is_open = cache.num_kv_blocks is None and cache.kv_cache_bytes is None
         if is_open and self.platform.name != "cpu":
             measured = "measured at start: gpu_memory_utilization less the weights and the largest step"

@@ -47,7 +47,7 @@ class Scheduler:
         self.policy = Policy(config.policy)
         self.batching = make_batching(config.batching, self.cost_model, config.max_stall_ms)
         chunk = min(config.max_num_batched_tokens, config.max_prefill_chunk or config.max_num_batched_tokens)
-        self._max_uncommitted_tokens = chunk * config.max_steps_outstanding
+        self._max_uncommitted_tokens = chunk * config.steps_outstanding
         self.admission = Admission(self.policy, kv, self._max_uncommitted_tokens)
         self.lifecycle = Lifecycle(kv, self.policy, clock)
         self.tier_loads = TierLoads(tier) if tier is not None else None
@@ -237,7 +237,10 @@ class Scheduler:
         while not self.kv.grow(request, num_tokens, step.step_id):
             if self.kv.num_fenced_blocks:
                 return False  # memory comes back when a step in flight completes
-            victim = self.policy.victim(self._preemptible(step), than=request)
+            others = (
+                r for r in self._preemptible(step) if r.group_id is None or r.group_id != request.group_id
+            )
+            victim = self.policy.victim(others, than=request)
             if victim is None:
                 if not self.policy.is_protected(request):
                     self._preempt(request, "no memory for its next token")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from headrace.config import EngineConfig
@@ -23,7 +24,19 @@ def build_engine_core(
     """
     from headrace.runtime.executor import InProcessExecutor
 
+    config = with_device_defaults(config)
     return assemble(config, InProcessExecutor.from_config(config, progress))
+
+
+def with_device_defaults(config: EngineConfig) -> EngineConfig:
+    """Settings that depend on the device, filled in: on a CPU a step that overlaps host work only takes its cores."""
+    from headrace.platforms.base import current_platform
+
+    if config.scheduler.max_steps_outstanding is not None:
+        return config
+    steps = 2 if current_platform(config.device.device).name == "cuda" else 1
+    scheduler = dataclasses.replace(config.scheduler, max_steps_outstanding=steps)
+    return dataclasses.replace(config, scheduler=scheduler)
 
 
 def assemble(config: EngineConfig, executor: Executor) -> EngineCore:

@@ -14,7 +14,7 @@ from headrace.core.interfaces import Executor, MaskSource
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler import Scheduler
-from headrace.errors import RequestError
+from headrace.errors import EngineDeadError, RequestError
 
 
 class EngineStats(msgspec.Struct):
@@ -59,10 +59,11 @@ class EngineCore:
         self.executor = executor
         self._mask_source = mask_source
         self._seeds = random.Random(seed)
-        self._max_outstanding = scheduler.config.max_steps_outstanding
+        self._max_outstanding = scheduler.config.steps_outstanding
         self._in_flight: deque[tuple[Future[None], Future[ModelRunnerOutput]]] = deque()
         self._families: dict[str, list[Request]] = {}
         self._pending: list[EngineCoreOutput] = []
+        self._failure: BaseException | None = None
 
     def add_request(self, core_request: EngineCoreRequest) -> None:
         """Queue a request.
@@ -86,6 +87,7 @@ class EngineCore:
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests with all their children at once; unknown ids are ignored. Each gets a final output."""
+        self._check_alive()
         for request_id in request_ids:
             for request in self._families.pop(request_id, []):
                 self._abort(request)
@@ -113,8 +115,23 @@ class EngineCore:
     def step(self) -> list[EngineCoreOutput]:
         """Keep the device fed, then take in the oldest step's results; the news since the last call.
 
-        Raises: EngineDeadError when the executor failed.
+        Raises: EngineDeadError when the executor failed, or when an earlier step was broken off: what an exception (a
+        KeyboardInterrupt, say) leaves half done cannot be trusted.
         """
+        self._check_alive()
+        try:
+            return self._step()
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineDeadError(
+                f"a step was broken off by {type(self._failure).__name__}; make a new engine"
+            )
+
+    def _step(self) -> list[EngineCoreOutput]:
         while len(self._in_flight) < self._max_outstanding:
             scheduler_output = self.scheduler.schedule()
             if scheduler_output is None:

@@ -78,7 +78,7 @@ class InProcessExecutor:
         worker = Worker(
             config.model, config.cache, config.scheduler, config.parallel, config.device, progress=progress
         )
-        return cls(worker, config.scheduler.max_steps_outstanding)
+        return cls(worker, config.scheduler.steps_outstanding)
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """The model's KV groups; all have the same ``bytes_per_block``."""

@@ -209,7 +209,7 @@ class Worker:
             self._scheduler.max_num_batched_tokens,
             self._scheduler.max_prefill_chunk or self._scheduler.max_num_batched_tokens,
         )
-        in_flight = chunk * self._scheduler.max_steps_outstanding
+        in_flight = chunk * self._scheduler.steps_outstanding
         size = RequestSize(self._specs, self._cache.block_size, self.max_model_len, in_flight)
         if self._cache.num_kv_blocks is not None or self._cache.kv_cache_bytes is not None:
             return num_kv_blocks(self._cache, size, 0, "")

@@ -337,7 +337,8 @@ def test_threads_take_turns(engine: Engine) -> None:
     engine.check_idle()
 
 
-def test_an_interrupt_inside_a_step_ends_the_engine_cleanly(engine: Engine) -> None:
+def test_an_interrupt_inside_a_step_ends_the_engine_cleanly() -> None:
+    engine = Engine()
     update = engine.core.scheduler.update_from_output
 
     def torn(output: Any) -> Any:
