@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.attention.metadata import AttentionMetadata
+from headrace.attention.work_list import group_by_token, ranges
 from headrace.kernels.triton.attention_work import TileRows
 
 Ints = npt.NDArray[np.int64]
@@ -106,7 +107,7 @@ def _request_tiles(metadata: AttentionMetadata, starts: Ints, context_lens: Ints
     """Each request's own rows against its own range, from the end of its shared prefix on."""
     query_lens = np.diff(starts)
     num_tiles = -(-query_lens // rows.long)
-    request, index = _ranges(num_tiles)
+    request, index = ranges(num_tiles)
     done = index * rows.long
     num_rows = np.minimum(query_lens[request] - done, rows.long)
     first = (context_lens - query_lens)[request] + done
@@ -131,14 +132,14 @@ def _prefix_tiles(
     groups = metadata.shared_prefixes
     members = np.concatenate([group.requests for group in groups])
     lengths = np.diff(starts)[members]
-    member, offset = _ranges(lengths)
+    member, offset = ranges(lengths)
     gathered = starts[members][member] + offset
     row_bounds = np.concatenate(([0], np.cumsum(lengths)))
     group_ends = np.cumsum([len(group.requests) for group in groups])
     bounds = row_bounds[np.concatenate(([0], group_ends))]
     group_rows = np.diff(bounds)
     num_tiles = -(-group_rows // rows.long)
-    group, index = _ranges(num_tiles)
+    group, index = ranges(num_tiles)
     done = index * rows.long
     row_start = bounds[group] + done
     high = np.array([entry.num_blocks for entry in groups])[group] * metadata.block_size
@@ -159,7 +160,7 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: Sp
     length = split.lengths(tiles.high, tiles.num_sisters, is_short_tile)
     first_split = tiles.low // length
     num_splits = (tiles.high - 1) // length - first_split + 1
-    tile, index = _ranges(num_splits)
+    tile, index = ranges(num_splits)
     cut = (first_split[tile] + index) * length[tile]
     start = np.maximum(tiles.low[tile], cut)
     end = np.minimum(tiles.high[tile], cut + length[tile])
@@ -171,8 +172,8 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: Sp
 
     num_rows, row_start = tiles.num_rows[tile], tiles.row_start[tile]
     partial_rows = num_rows * is_partial
-    item, offset = _ranges(partial_rows)
-    reduce_rows, reduce_starts, reduce_slots = _group_by_token(tokens[row_start[item] + offset])
+    item, offset = ranges(partial_rows)
+    reduce_rows, reduce_starts, reduce_slots = group_by_token(tokens[row_start[item] + offset])
     arrays = {
         "query_rows": tokens,
         "row_positions": positions,
@@ -187,23 +188,6 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: Sp
         "reduce_slots": reduce_slots,
     }
     return TritonWorkList(arrays, int(np.count_nonzero(is_short)))
-
-
-def _group_by_token(token_of_slot: Ints) -> tuple[Ints, Ints, Ints]:
-    """Partials [P] sorted by their token: (distinct tokens [M], starts [M+1], slots [P])."""
-    slots = np.argsort(token_of_slot, kind="stable")
-    ordered = token_of_slot[slots]
-    is_first = np.ones(len(ordered), dtype=bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    firsts = np.flatnonzero(is_first)
-    return ordered[firsts], np.append(firsts, len(ordered)), slots
-
-
-def _ranges(counts: Ints) -> tuple[Ints, Ints]:
-    """For counts [2, 3]: owners [0, 0, 1, 1, 1] and indices within them [0, 1, 0, 1, 2]."""
-    ends = np.cumsum(counts)
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) - (ends - counts)[owner]
 
 
 def _power_of_two(values: Ints) -> Ints:

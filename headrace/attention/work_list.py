@@ -94,7 +94,7 @@ def _request_tiles(
 ) -> _Tiles:
     """Each request's own rows against its own range, from the end of its shared prefix on."""
     query_lens = np.diff(query_starts)
-    request, index = _ranges(-(-query_lens // tiling.tile_rows))
+    request, index = ranges(-(-query_lens // tiling.tile_rows))
     done = index * tiling.tile_rows
     num_rows = np.minimum(query_lens[request] - done, tiling.tile_rows)
     first = (context_lens - query_lens)[request] + done
@@ -111,13 +111,13 @@ def _prefix_tiles(metadata: AttentionMetadata, positions: Ints, tiling: Tiling) 
     starts = metadata.query_starts.astype(np.int64)
     members = np.concatenate([group.requests for group in groups])
     member_rows = (starts[1:] - starts[:-1])[members]
-    member, offset = _ranges(member_rows)
+    member, offset = ranges(member_rows)
     rows = starts[members][member] + offset
 
     last_members = np.cumsum([len(group.requests) for group in groups])
     group_ends = np.cumsum(member_rows)[last_members - 1]
     group_rows = np.diff(group_ends, prepend=0)
-    group, index = _ranges(-(-group_rows // tiling.tile_rows))
+    group, index = ranges(-(-group_rows // tiling.tile_rows))
     done = index * tiling.tile_rows
     row_start = (group_ends - group_rows)[group] + done
     num_rows = np.minimum(group_rows[group] - done, tiling.tile_rows)
@@ -140,7 +140,7 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, tiling: Tiling) -> WorkLi
     split = np.where(is_short, tiling.short_split_tokens, tiling.kv_split_tokens)
     first_split = tiles.low // split
     num_splits = (tiles.high - 1) // split - first_split + 1
-    tile, index = _ranges(num_splits)
+    tile, index = ranges(num_splits)
     split_start = (first_split[tile] + index) * split[tile]
     num_rows = tiles.num_rows[tile]
     row_start = tiles.row_start[tile]
@@ -148,8 +148,8 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, tiling: Tiling) -> WorkLi
     is_partial = (tiles.is_merged | (num_splits > 1))[tile]
     partial_rows = num_rows * is_partial
     partial_start = np.where(is_partial, np.cumsum(partial_rows) - partial_rows, -1)
-    item, offset = _ranges(partial_rows)
-    reduce_rows, reduce_starts, reduce_slots = _group_by_token(tokens[row_start[item] + offset])
+    item, offset = ranges(partial_rows)
+    reduce_rows, reduce_starts, reduce_slots = group_by_token(tokens[row_start[item] + offset])
     return WorkList(
         query_rows=_int32(tokens),
         row_positions=_int32(positions[tokens]),
@@ -165,7 +165,7 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, tiling: Tiling) -> WorkLi
     )
 
 
-def _group_by_token(token_of_slot: Ints) -> tuple[Ints, Ints, Ints]:
+def group_by_token(token_of_slot: Ints) -> tuple[Ints, Ints, Ints]:
     """Partials [P] sorted by their token: (distinct tokens [M], starts [M+1], slots [P])."""
     slots = np.argsort(token_of_slot, kind="stable")
     ordered = token_of_slot[slots]
@@ -175,7 +175,7 @@ def _group_by_token(token_of_slot: Ints) -> tuple[Ints, Ints, Ints]:
     return ordered[firsts], np.append(firsts, len(ordered)), slots
 
 
-def _ranges(counts: Ints) -> tuple[Ints, Ints]:
+def ranges(counts: Ints) -> tuple[Ints, Ints]:
     """For counts [2, 3]: owners [0, 0, 1, 1, 1] and indices within them [0, 1, 0, 1, 2]."""
     ends = np.cumsum(counts)
     owner = np.repeat(np.arange(len(counts)), counts)
