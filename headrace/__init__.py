@@ -11,6 +11,7 @@ _EXPORTS = {
     "LLM": "headrace.engine.llm",
     "AsyncLLM": "headrace.engine.async_llm",
     "SamplingParams": "headrace.sampling_params",
+    "StructuredOutputsParams": "headrace.structured_outputs",
     "RequestOutput": "headrace.outputs",
     "CompletionOutput": "headrace.outputs",
     "Logprob": "headrace.outputs",
@@ -24,6 +25,7 @@ __all__ = [
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from headrace.errors import HeadraceError
     from headrace.outputs import CompletionOutput, Logprob, RequestOutput
     from headrace.sampling_params import SamplingParams
+    from headrace.structured_outputs import StructuredOutputsParams
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import RequestError
+from headrace.structured_outputs import StructuredOutputsParams
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -48,6 +49,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     bad_words: texts that must not appear.  bad_word_ids: the same as token id lists (filled from bad_words).
     logit_bias: token id -> number in [-100, 100] added to its logit.
     allowed_token_ids: if given, no other token is sampled.
+    structured_outputs: what the answer's text must be (a JSON schema, a regex, a grammar, choices).
     """
 
     n: int = 1
@@ -75,6 +77,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     bad_word_ids: list[list[int]] | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -125,6 +128,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                 raise _refusal(name, getattr(self, name), "True or False")
         self._verify_stop()
         self._verify_tokens()
+        if self.structured_outputs is not None:
+            if not isinstance(self.structured_outputs, StructuredOutputsParams):
+                raise _refusal("structured_outputs", self.structured_outputs, "a StructuredOutputsParams")
+            self.structured_outputs.verify()
 
     def _verify_stop(self) -> None:
         if self.stop is not None and self.stop != []:

@@ -40,6 +40,7 @@ WRONG: dict[str, list[Any]] = {
         {9: NAN}, {9: None}, {9: True}, {None: 1}, dict.fromkeys(range(1025), 1),
     ],
     "allowed_token_ids": [5, "ab", [], {9}, [True], [-1], [None]],
+    "structured_outputs": [5, "json", {"json": {}}, [], True],
 }  # fmt: skip
 
 

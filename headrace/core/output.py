@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.core.timeline import Timeline
 from headrace.sampling_params import SamplingParams
+from headrace.structured_outputs import Constraint
 
 
 class NewRequest(msgspec.Struct):
@@ -115,7 +116,11 @@ class ModelRunnerOutput(msgspec.Struct):
 
 
 class EngineCoreRequest(msgspec.Struct):
-    """A checked request on its way into the engine core (also over a socket)."""
+    """A checked request on its way into the engine core (also over a socket).
+
+    constraint: what the answer's text must be. It stands here and no more in ``sampling_params``, so that the data
+        plane never carries a schema.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -127,6 +132,7 @@ class EngineCoreRequest(msgspec.Struct):
     tenant: str = ""
     priority: int = 0
     deadline: float | None = None
+    constraint: Constraint | None = None
 
 
 class EngineCoreOutput(msgspec.Struct, omit_defaults=True):

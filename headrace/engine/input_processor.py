@@ -78,6 +78,7 @@ class InputProcessor:
         token_ids = parsed.token_ids if parsed.token_ids is not None else self._encode(parsed.text or "")
         self._check_prompt(token_ids)
         params = self._check_params(params, len(token_ids))
+        wanted, params.structured_outputs = params.structured_outputs, None
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -89,6 +90,7 @@ class InputProcessor:
             tenant=tenant,
             priority=priority,
             deadline=deadline,
+            constraint=None if wanted is None else wanted.to_constraint(),
         )
         return ProcessedInput(request, parsed.text)
 
