@@ -44,9 +44,9 @@ def main() -> None:
         for rows in (1, 8):
             logits = torch.randn(rows, vocab_size) * 3
             best, _ = row_argmax(logits)
-            ones, uniform = torch.ones(rows), torch.rand(rows, dtype=torch.float64)
+            ones, key = torch.ones(rows), torch.randint(-(2**62), 2**62, (rows,))
             top_k, top_p, min_p = torch.full((rows,), 50), ones * 0.9, ones * 0.05
-            common = (logits, best, ones, uniform)
+            common = (logits, best, ones, key)
             cases: dict[str, Callable[[], object]] = {
                 "torch argmax": lambda x=logits: x.argmax(-1),
                 "argmax": lambda x=logits: row_argmax(x),

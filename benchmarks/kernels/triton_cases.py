@@ -17,6 +17,7 @@ from headrace.attention.base import AttentionShape
 from headrace.attention.metadata import AttentionMetadata
 from headrace.attention.triton import TritonBackend
 from headrace.attention.triton_work_list import SplitRule
+from headrace.kernels.reference.noise import exponentials
 from headrace.kernels.triton import sampling
 from headrace.kernels.triton.activation import gated_act
 from headrace.kernels.triton.attention_tiles import HOPPER_LONG, LaunchShape
@@ -464,17 +465,17 @@ def _sampling_work(rows: int, vocab: int, spread: float, filters: str | None, de
         return Work([best], lambda: float((found[1] != logits.argmax(-1)).sum()))
     row_max = torch.empty(rows, device=device) if device.type == "meta" else logits.amax(-1)
     temperature = torch.full((rows,), 0.6, device=device)
-    uniform = torch.rand(rows, dtype=torch.float64, device=device)
+    key = torch.randint(-(2**62), 2**62, (rows,), device=device)
     top_k = torch.full((rows,), 50, dtype=torch.int64, device=device) if "k" in filters else None
     top_p = torch.full((rows,), 0.9, device=device) if "p" in filters else None
     min_p = torch.full((rows,), 0.05, device=device) if "m" in filters else None
     tokens: list[torch.Tensor] = []
 
     def draw() -> None:
-        tokens[:] = [sampling.sample_rows(logits, row_max, temperature, uniform, top_k, top_p, min_p)]
+        tokens[:] = [sampling.sample_rows(logits, row_max, temperature, key, top_k, top_p, min_p)]
 
     def check() -> float:
-        """Share of rows whose token lies elsewhere than the sorted filtered distribution says, beyond rounding."""
+        """Share of rows whose token is not the winner of the sorted filtered distribution, beyond rounding."""
         weights = ((logits.double() - row_max.double()[:, None]) / temperature.double()[:, None]).exp()
         if min_p is not None:
             weights[weights < min_p.double()[:, None]] = 0
@@ -485,12 +486,8 @@ def _sampling_work(rows: int, vocab: int, spread: float, filters: str | None, de
             enough = falling.cumsum(-1) >= 0.9 * falling.sum(-1, keepdim=True)
             edge = falling.gather(1, enough.int().argmax(-1, keepdim=True))
             weights[weights < edge * (1 - 1e-6)] = 0
-        running = weights.cumsum(-1) / weights.sum(-1, keepdim=True)
-        place = tokens[0][:, None]
-        high = running.gather(1, place)[:, 0]
-        low = high - (weights / weights.sum(-1, keepdim=True)).gather(1, place)[:, 0]
-        slack = 2e-5
-        return float(((uniform < low - slack) | (uniform > high + slack)).double().mean())
+        scores = weights / exponentials(key, vocab)
+        return float((scores.gather(1, tokens[0][:, None])[:, 0] < scores.amax(-1) * (1 - 1e-4)).double().mean())
 
     return Work([draw], check)
 

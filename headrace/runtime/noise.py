@@ -1,8 +1,8 @@
-"""Stateless uniform noise: a number in [0, 1) is a hash of (sample_seed, child_index, position, stream).
+"""Stateless noise: the 64-bit key of a token to be sampled is a hash of (sample_seed, child_index, position, stream).
 
-The same token position of the same child gets the same number whatever the batch, the device, a preemption or a
-discarded step did before. The hash chains the finalizer of splitmix64 (Steele, Lea and Flood, 2014) over the
-four integers; 53 bits of the result make a double.
+The same position of the same child gets the same key whatever the batch, the device, a preemption or a discarded step
+did before; the sampler makes one number for each entry of the vocabulary from it. The hash chains the finalizer of
+splitmix64 (Steele, Lea and Flood, 2014) over the four integers.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MUL_1 = 0xBF58476D1CE4E5B9
 _MUL_2 = 0x94D049BB133111EB
-_TO_UNIT = 2.0**-53
 
 
-def uniform(sample_seed: int, child_index: int, position: int, stream: int = TOKEN_STREAM) -> float:
-    """The number in [0, 1) of one token, in plain Python."""
+def noise_key(sample_seed: int, child_index: int, position: int, stream: int = TOKEN_STREAM) -> int:
+    """The key of one token, a signed 64-bit integer, in plain Python."""
     x = sample_seed & _MASK
     for part in (child_index, position, stream):
         x = _mix_int((x + (part + 1) * _GOLDEN) & _MASK)
-    return (x >> 11) * _TO_UNIT
+    return _signed(x)
 
 
-def uniforms(
+def noise_keys(
     sample_seed: IntArray, child_index: IntArray, position: IntArray, stream: int = TOKEN_STREAM
 ) -> IntArray:
-    """The same numbers for many tokens, as float64; torch (any device) or numpy, whichever comes in.
+    """The same keys for many tokens, int64; torch (any device) or numpy, whichever comes in.
 
     Args:
         sample_seed, child_index, position: int64, of shapes that broadcast. All 64 bits of a seed are used.
@@ -43,10 +42,7 @@ def uniforms(
     x: Any = sample_seed
     for part in (child_index, position):
         x = _mix(x + (part + 1) * _signed(_GOLDEN))
-    x = _mix(x + _signed((stream + 1) * _GOLDEN))
-    high = _shift_right(x, 11)
-    high = high.double() if isinstance(high, torch.Tensor) else high.astype(np.float64)
-    return cast(IntArray, high * _TO_UNIT)
+    return cast(IntArray, _mix(x + _signed((stream + 1) * _GOLDEN)))
 
 
 def _mix_int(x: int) -> int:

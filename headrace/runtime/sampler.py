@@ -20,14 +20,14 @@ from headrace.runtime.row_parts import row_parts
 class RandomRows:
     """The rows that are drawn at random: [N] each, on the device. A filter that no row asks for is None.
 
-    rows: int64.  temperature: float32.  uniform: float64 in [0, 1).
+    rows: int64.  temperature: float32.  key: int64, the noise (``headrace.runtime.noise``).
     top_k: int64, 0 is off; ``max_top_k`` is the largest.  top_p, min_p: float32.
     is_whole_batch: every row of the step is random.
     """
 
     rows: Tensor
     temperature: Tensor
-    uniform: Tensor
+    key: Tensor
     top_k: Tensor | None
     top_p: Tensor | None
     min_p: Tensor | None
@@ -72,7 +72,7 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Masks and penalties, then the best token or one drawn by inverse CDF; log-probabilities of the raw logits.
+    """Masks and penalties, then the best token or one drawn at random; log-probabilities of the raw logits.
 
     A row's token does not depend on the other rows. Nothing is computed that no row asks for.
 
@@ -115,7 +115,7 @@ class Sampler:
                 logits[part] if random.is_whole_batch else logits.index_select(0, rows),
                 best_logits[part] if random.is_whole_batch else best_logits.index_select(0, rows),
                 random.temperature[part],
-                random.uniform[part],
+                random.key[part],
                 None if random.top_k is None else random.top_k[part],
                 None if random.top_p is None else random.top_p[part],
                 None if random.min_p is None else random.min_p[part],

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from headrace.core.output import NewRequest
-from headrace.runtime.noise import uniforms
+from headrace.runtime.noise import noise_keys
 from headrace.runtime.penalties import (
     AllowedTokens,
     BannedSequences,
@@ -157,7 +157,7 @@ class SamplingStates:
         arrays = [
             rows,
             self._temperature[chosen],
-            uniforms(self._seed[chosen], self._child[chosen], positions[rows]),
+            noise_keys(self._seed[chosen], self._child[chosen], positions[rows]),
         ]
         for feature, values in (
             (Feature.TOP_K, top_k),
@@ -170,7 +170,7 @@ class SamplingStates:
         return RandomRows(
             rows=next(tensors),
             temperature=next(tensors),
-            uniform=next(tensors),
+            key=next(tensors),
             top_k=next(tensors) if filters & Feature.TOP_K else None,
             top_p=next(tensors) if filters & Feature.TOP_P else None,
             min_p=next(tensors) if filters & Feature.MIN_P else None,

@@ -16,6 +16,7 @@ from headrace.kernels.triton.sampling import (
     top_tokens,
 )
 from tests.kernels.triton_setup import DEVICE
+from tests.runtime.sampling_oracle import draw
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # numpy, of the interpreter
 
@@ -38,7 +39,11 @@ def kept_probabilities(
     return weights / weights.sum()
 
 
-def run(logits, uniform, temperature, top_k=None, top_p=None, min_p=None) -> list[int]:
+def some_keys(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, count)
+
+
+def run(logits, keys, temperature, top_k=None, top_p=None, min_p=None) -> list[int]:
     logits = torch.as_tensor(logits, device=DEVICE)
     rows = len(logits)
 
@@ -52,30 +57,41 @@ def run(logits, uniform, temperature, top_k=None, top_p=None, min_p=None) -> lis
         logits,
         row_max,
         column(temperature, torch.float32),
-        column(uniform, torch.float64),
+        column(keys, torch.int64),
         column(top_k, torch.int64),
         column(top_p, torch.float32),
         column(min_p, torch.float32),
     ).tolist()
 
 
+def is_edge_clear(logits: np.ndarray, kept: np.ndarray, temperature: float, top_p: float) -> bool:
+    """Whether the mass at the edge of the nucleus is further from top_p than rounding."""
+    if top_p >= 1.0:
+        return True
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+    falling = -np.sort(-weights)
+    for total in (weights.sum(), falling[: np.count_nonzero(kept)].sum()):
+        if np.abs(np.cumsum(falling) / total - top_p).min() < 1e-5:
+            return False
+    return True
+
+
 def compare(rows: int, vocab: int, seed: int) -> None:
     """Rows of all kinds against the oracle; where rounding may decide, any neighbour is right."""
     rng = np.random.default_rng(seed)
     logits = (rng.normal(size=(rows, vocab)) * rng.uniform(0.01, 6, (rows, 1))).astype(np.float32)
-    uniform = rng.random(rows)
+    keys = some_keys(rows, seed)
     temperature = rng.uniform(0.2, 3, rows).astype(np.float32)
     top_k = rng.choice([0, 1, 2, 5, 50, vocab], rows)
     top_p = rng.choice([1.0, 0.1, 0.5, 0.9, 0.99], rows).astype(np.float32)
     min_p = rng.choice([0.0, 0.01, 0.2, 1.0], rows).astype(np.float32)
-    tokens = run(logits, uniform, temperature, top_k, top_p, min_p)
+    tokens = run(logits, keys, temperature, top_k, top_p, min_p)
     num_checked = 0
     for row, token in enumerate(tokens):
         kept = kept_probabilities(logits[row], temperature[row], top_k[row], top_p[row], min_p[row])
-        cumulative = np.cumsum(kept)
-        if np.abs(cumulative - uniform[row]).min() > 1e-5:
-            assert kept[token] > 0
-            assert token == int(np.searchsorted(cumulative, uniform[row], side="right"))
+        expected, is_clear = draw(kept, int(keys[row]))
+        if is_clear and is_edge_clear(logits[row], kept, temperature[row], top_p[row]):
+            assert token == expected
             num_checked += 1
     assert num_checked > (0.7 if vocab < 2000 else 0.3) * rows
 
@@ -87,39 +103,40 @@ def test_tokens_equal_the_oracle(vocab: int) -> None:
 
 def test_flat_distributions() -> None:
     logits = np.random.default_rng(0).normal(size=(2, 1000)).astype(np.float32) * 0.1
-    uniform = np.array([0.3, 1.0 - 2.0**-53])
-    for row, token in enumerate(run(logits, uniform, 1.0, top_p=0.8)):
+    keys = some_keys(2)
+    for row, token in enumerate(run(logits, keys, 1.0, top_p=0.8)):
         kept = kept_probabilities(logits[row], 1.0, 0, 0.8, 0.0)
-        assert token == min(int(np.searchsorted(np.cumsum(kept), uniform[row], side="right")), 999)
+        assert token == draw(kept, int(keys[row]))[0]
 
 
 def test_ties_are_kept_at_every_threshold() -> None:
-    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0, 2.0, 0.0]]).repeat(8, 1)
-    uniform = (np.arange(8) + 0.5) / 8
-    assert set(run(logits, uniform, 1.0, top_k=1)) == {1, 2}
-    assert set(run(logits, uniform, 1.0, top_k=3)) == {1, 2, 3, 4}
-    assert set(run(logits, uniform, 1.0, top_p=0.1)) == {1, 2}
-    assert set(run(logits, uniform, 1.0, min_p=1.0)) == {1, 2}
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0, 2.0, 0.0]]).repeat(16, 1)
+    keys = some_keys(16, 1)
+    assert set(run(logits, keys, 1.0, top_k=1)) == {1, 2}
+    assert set(run(logits, keys, 1.0, top_k=3)) == {1, 2, 3, 4}
+    assert set(run(logits, keys, 1.0, top_p=0.1)) == {1, 2}
+    assert set(run(logits, keys, 1.0, min_p=1.0)) == {1, 2}
     equal = torch.full((2, 300), 0.25)
-    assert run(equal, np.array([0.0, 0.999]), 1.0, top_k=7, top_p=0.5) == [0, 299]
+    uniform = np.full(300, 1 / 300)
+    assert run(equal, keys[:2], 1.0, top_k=7, top_p=0.5) == [draw(uniform, int(key))[0] for key in keys[:2]]
 
 
 def test_masked_extreme_and_broken_values() -> None:
     logits = torch.tensor([[-torch.inf, 5.0, -torch.inf, 4.0]])
-    for u in (0.0, 0.5, 1.0 - 2.0**-53):
-        assert run(logits, np.array([u]), 1.0, top_p=0.9999)[0] in (1, 3)
-        assert run(logits, np.array([u]), 1e-4) == [1]
-    assert run(torch.tensor([[3.0e38, -3.0e38, 2.9e38]]), np.array([0.999]), 1.0) == [0]
+    for key in some_keys(5):
+        assert run(logits, np.array([key]), 1.0, top_p=0.9999)[0] in (1, 3)
+        assert run(logits, np.array([key]), 1e-4) == [1]
+    assert run(torch.tensor([[3.0e38, -3.0e38, 2.9e38]]), some_keys(1), 1.0) == [0]
     only_last = torch.full((1, 150), -torch.inf)
     only_last[0, 149] = -50.0
-    assert run(only_last, np.array([1.0 - 2.0**-53]), 2.0) == [149]
-    assert run(only_last, np.array([0.0]), 2.0, top_k=5, top_p=0.5, min_p=0.1) == [149]
+    assert run(only_last, some_keys(1), 2.0) == [149]
+    assert run(only_last, some_keys(1), 2.0, top_k=5, top_p=0.5, min_p=0.1) == [149]
     rows = torch.randn(3, 100, generator=torch.Generator().manual_seed(0))
-    good = run(rows, np.array([0.2, 0.4, 0.6]), 1.0, top_k=30, top_p=0.9, min_p=0.01)
+    good = run(rows, some_keys(3), 1.0, top_k=30, top_p=0.9, min_p=0.01)
     for bad in (torch.nan, torch.inf, -torch.inf):
         spoiled = rows.clone()
         spoiled[1] = bad
-        tokens = run(spoiled, np.array([0.2, 0.4, 0.6]), 1.0, top_k=30, top_p=0.9, min_p=0.01)
+        tokens = run(spoiled, some_keys(3), 1.0, top_k=30, top_p=0.9, min_p=0.01)
         assert tokens[0] == good[0] and tokens[2] == good[2] and 0 <= tokens[1] < 100
 
 
@@ -160,11 +177,11 @@ def test_top_tokens_order_ties_by_index() -> None:
 def test_rows_do_not_depend_on_their_batch() -> None:
     rng = np.random.default_rng(1)
     logits = torch.from_numpy((rng.normal(size=(4, 300)) * 2).astype(np.float32))
-    uniform, top_k = rng.random(4), np.array([0, 5, 300, 40])
-    whole = run(logits, uniform, 0.7, top_k, 0.9)
+    keys, top_k = some_keys(4), np.array([0, 5, 300, 40])
+    whole = run(logits, keys, 0.7, top_k, 0.9)
     for row in range(4):
         one = slice(row, row + 1)
-        assert run(logits[one].clone(), uniform[one], 0.7, top_k[one], 0.9) == whole[one]
+        assert run(logits[one].clone(), keys[one], 0.7, top_k[one], 0.9) == whole[one]
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.core.output import NewRequest
-from headrace.runtime.noise import uniform
+from headrace.runtime.noise import noise_key
 
 
 def processed_logits(
@@ -51,6 +51,23 @@ def kept_probabilities(
     return probabilities / probabilities.sum()
 
 
+def exponentials(key: int, num_tokens: int) -> np.ndarray:
+    """The noise of every token, float64: -log(1 - u), u from Wellons' 32-bit mixer over key and token."""
+    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)
+    x = np.arange(num_tokens, dtype=np.uint32) * np.uint32(0x9E3779B9) + low
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D) ^ high
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    x = x ^ (x >> np.uint32(16))
+    return -np.log1p(-np.minimum(((x >> np.uint32(1)) + 0.5) * 2.0**-31, 1 - 2.0**-24))
+
+
+def draw(kept: np.ndarray, key: int) -> tuple[int, bool]:
+    """(the token whose exponential clock rings first, whether rounding could not have changed it)."""
+    scores = kept / exponentials(key, len(kept))
+    best = np.sort(scores)[-2:]
+    return int(np.argmax(scores)), bool(best[0] < best[-1] * (1 - 1e-5) or len(kept) == 1)
+
+
 def sample(
     logits: np.ndarray, new: NewRequest, tokens: list[int], mask: np.ndarray | None = None
 ) -> tuple[int, bool]:
@@ -60,8 +77,5 @@ def sample(
     if params.temperature < 1e-5:
         best = np.sort(final)[-2:]
         return int(np.argmax(final)), bool(best[1] - best[0] > 1e-5 or best[1] == best[0])
-    noise = uniform(new.sample_seed, new.child_index, len(tokens))
     kept = kept_probabilities(final, params.temperature, params.top_k, params.top_p, params.min_p)
-    cumulative = np.cumsum(kept)
-    token = int(np.searchsorted(cumulative, noise, side="right"))
-    return token, bool(np.abs(cumulative - noise).min() > 1e-5)
+    return draw(kept, noise_key(new.sample_seed, new.child_index, len(tokens)))

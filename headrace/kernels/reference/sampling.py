@@ -1,10 +1,14 @@
-"""Picking tokens from logits: argmax, filtered sampling by inverse CDF, log-probabilities.
+"""Picking tokens from logits: argmax, filtered sampling by the Gumbel-max trick, log-probabilities.
 
 Legend: R rows, V vocabulary, C chunks of a row, S numbers in a chunk.
 
 Every row's result is bitwise the same whatever rows are beside it, so nothing here reduces a whole row with one
 library call (on a CPU those are split over threads when there is one row only): a row is summed by chunks of fixed
 size, and the chunks by a sequential cumulative sum in float64.
+
+Why Gumbel-max and not the inverse of a running sum: the last bits of logits change with the size of the batch. In a flat
+tail of 50,000 tokens that moves the running sum past a token or two, and a seeded answer would not repeat; here the
+token changes only where the two best scores are equal to those bits.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+
+from headrace.kernels.reference.noise import exponentials
 
 _CHUNK = 256
 _NUM_RANKED = 2048
@@ -35,13 +41,16 @@ def sample_rows(
     logits: Tensor,
     row_max: Tensor,
     temperature: Tensor,
-    uniform: Tensor,
+    key: Tensor,
     top_k: Tensor | None = None,
     top_p: Tensor | None = None,
     min_p: Tensor | None = None,
     max_top_k: int = 0,
 ) -> Tensor:
-    """One token a row, [R] int64: inverse CDF, in vocabulary order, of the filtered softmax(logits / temperature).
+    """One token a row, [R] int64, drawn from the filtered softmax(logits / temperature).
+
+    Each token races for a time that is exponentially distributed with its weight as the rate; the first one is taken
+    (the Gumbel-max trick, without its logarithms).
 
     Filters in vLLM's order: min_p keeps tokens at least min_p times as likely as the best; top_k the k best; top_p the
     smallest set of the best that holds top_p of what is left. Tokens as likely as the last one kept are kept as well,
@@ -51,7 +60,7 @@ def sample_rows(
         logits: [R, V] float32, not changed.
         row_max: [R] float32, each row's largest logit.
         temperature: [R] float32, > 0.
-        uniform: [R] float64 in [0, 1).
+        key: [R] int64, the noise of each row.
         top_k: [R] int64, 0 keeps all; with ``max_top_k``, the largest of them.
         top_p: [R] float32 in (0, 1], 1 keeps all.
         min_p: [R] float32 in [0, 1].
@@ -71,7 +80,7 @@ def sample_rows(
         threshold = nucleus if threshold is None else torch.maximum(threshold, nucleus)
     if threshold is not None:
         weights.mul_(torch.ge(weights, threshold[:, None], out=torch.empty_like(weights)))
-    return _first_above(weights, uniform)
+    return row_argmax(weights.div_(exponentials(key, weights.shape[1])))[1]
 
 
 def log_normalizer(logits: Tensor) -> Tensor:
@@ -159,14 +168,6 @@ def _largest(x: Tensor, count: int) -> Tensor:
     if count < x.shape[1]:
         negative = np.partition(negative, count - 1, axis=-1)[:, :count]
     return torch.from_numpy(np.sort(negative, axis=-1)).neg_()
-
-
-def _first_above(weights: Tensor, uniform: Tensor) -> Tensor:
-    """[R] int64: the first index whose running sum exceeds uniform * sum; its weight is not 0."""
-    chunks = _chunks(weights, 0.0)
-    sums = chunks.sum(-1).cumsum(-1, dtype=torch.float64)
-    place = _place(chunks, sums, _below(uniform * sums[:, -1], sums[:, -1]))
-    return place.clamp_(max=weights.shape[1] - 1)
 
 
 def _first_reaching(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

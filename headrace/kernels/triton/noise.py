@@ -1,4 +1,7 @@
-"""The stateless noise of ``headrace.runtime.noise`` computed on the device, bit for bit the same."""
+"""The stateless noise on the device: keys as ``headrace.runtime.noise`` makes them, and a number a token from a key.
+
+Integers are bit for bit those of the references; logarithms may differ in the last bit.
+"""
 
 from __future__ import annotations
 
@@ -11,64 +14,37 @@ from headrace.kernels.triton.launch import launch_options, let_next_start, wait_
 _BLOCK = 128
 
 
-def uniforms(
-    sample_seed: torch.Tensor, child_index: torch.Tensor, position: torch.Tensor, stream: int = 0
-) -> torch.Tensor:
-    """A number in [0, 1) for each (seed, child, position), [N] float64.
-
-    Args:
-        sample_seed, child_index, position: [N] int64.
-    """
-    out = torch.empty(len(position), dtype=torch.float64, device=position.device)
-    if len(out):
-        _uniforms_kernel[(triton.cdiv(len(out), _BLOCK),)](
-            sample_seed,
-            child_index,
-            position,
-            out,
-            len(out),
-            STREAM=stream,
-            BLOCK=_BLOCK,
-            num_warps=1,
-            **launch_options(),
+def exponentials(key: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """See ``headrace.kernels.reference.noise.exponentials``: [R, V] float32 from keys [R] int64."""
+    out = torch.empty((len(key), num_tokens), dtype=torch.float32, device=key.device)
+    if out.numel():
+        _exponentials_kernel[(triton.cdiv(num_tokens, _BLOCK), len(key))](
+            key, out, num_tokens, BLOCK=_BLOCK, num_warps=1, **launch_options()
         )
     return out
 
 
 @triton.jit
-def _mix(x):
-    """The finalizer of splitmix64 (Steele, Lea and Flood, 2014), on uint64."""
-    x = (x ^ (x >> 30)) * tl.full([1], 0xBF58476D1CE4E5B9, tl.uint64)
-    x = (x ^ (x >> 27)) * tl.full([1], 0x94D049BB133111EB, tl.uint64)
-    return x ^ (x >> 31)
+def exponential_of(key, token):
+    """Exponentially distributed float32 > 0 of int32 tokens, by a scalar int64 key. Wellons' "lowbias32" mixes."""
+    low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
+    x = token.to(tl.uint32) * tl.full([1], 0x9E3779B9, tl.uint32) + low
+    x = (x ^ (x >> 16)) * tl.full([1], 0x7FEB352D, tl.uint32)
+    x = x ^ high
+    x = (x ^ (x >> 15)) * tl.full([1], 0x846CA68B, tl.uint32)
+    x = x ^ (x >> 16)
+    uniform = ((x >> 1).to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10
+    uniform = tl.minimum(uniform, 0.99999994)
+    # -log(1 - u) would lose all digits of small u
+    series = uniform * (1.0 + uniform * (0.5 + uniform * (0.33333334 + uniform * 0.25)))
+    return tl.where(uniform < 0.01, series, -tl.log(1.0 - uniform))
 
 
-@triton.jit
-def uniform_of(seed, child, position, STREAM: tl.constexpr):
-    """float64 tensors in [0, 1) from int64 tensors."""
-    golden = tl.full([1], 0x9E3779B97F4A7C15, tl.uint64)
-    x = _mix(seed.to(tl.uint64) + (child + 1).to(tl.uint64) * golden)
-    x = _mix(x + (position + 1).to(tl.uint64) * golden)
-    x = _mix(x + tl.full([1], STREAM + 1, tl.uint64) * golden)
-    return (x >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
-
-
-@triton.jit(do_not_specialize=["num_numbers"])
-def _uniforms_kernel(
-    seed_ptr,
-    child_ptr,
-    position_ptr,
-    out_ptr,
-    num_numbers,
-    STREAM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["num_tokens"])
+def _exponentials_kernel(key_ptr, out_ptr, num_tokens, BLOCK: tl.constexpr, PDL: tl.constexpr):
     let_next_start(PDL)
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < num_numbers
+    row = tl.program_id(1).to(tl.int64)
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wait_for_previous(PDL)
-    seed = tl.load(seed_ptr + index, mask=inside, other=0)
-    child = tl.load(child_ptr + index, mask=inside, other=0)
-    position = tl.load(position_ptr + index, mask=inside, other=0)
-    tl.store(out_ptr + index, uniform_of(seed, child, position, STREAM), mask=inside)
+    noise = exponential_of(tl.load(key_ptr + row), token)
+    tl.store(out_ptr + row * num_tokens + token, noise, mask=token < num_tokens)

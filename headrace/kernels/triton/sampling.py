@@ -14,9 +14,8 @@ from headrace.kernels.triton.sampling_kernels import (
     chunk_argmax_kernel,
     chunk_larger_kernel,
     chunk_log_sum_kernel,
-    chunk_sums_kernel,
+    chunk_race_kernel,
     log_sum_kernel,
-    pick_kernel,
     row_argmax_kernel,
 )
 from headrace.kernels.triton.threshold_kernels import threshold_kernel, top_tokens_kernel
@@ -33,25 +32,18 @@ def row_argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     num_rows, num_tokens, num_chunks = _sizes(x)
     chunk_values = x.new_empty((num_rows, num_chunks))
     chunk_ids = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=x.device)
-    values, ids = x.new_empty(num_rows), torch.empty(num_rows, dtype=torch.int64, device=x.device)
-    if num_rows == 0:
-        return values, ids
-    options = launch_options()
-    chunk_argmax_kernel[(num_chunks, num_rows)](
-        x, chunk_values, chunk_ids, x.stride(0), num_tokens, CHUNK=_CHUNK, num_warps=8, **options
-    )
-    block = triton.next_power_of_2(num_chunks)
-    row_argmax_kernel[(num_rows,)](
-        chunk_values, chunk_ids, values, ids, num_chunks, BLOCK=block, num_warps=1, **options
-    )
-    return values, ids
+    if num_rows:
+        chunk_argmax_kernel[(num_chunks, num_rows)](
+            x, chunk_values, chunk_ids, x.stride(0), num_tokens, CHUNK=_CHUNK, num_warps=8, **launch_options()
+        )
+    return _best_of_chunks(chunk_values, chunk_ids)
 
 
 def sample_rows(
     logits: Tensor,
     row_max: Tensor,
     temperature: Tensor,
-    uniform: Tensor,
+    key: Tensor,
     top_k: Tensor | None = None,
     top_p: Tensor | None = None,
     min_p: Tensor | None = None,
@@ -59,9 +51,8 @@ def sample_rows(
 ) -> Tensor:
     """See ``headrace.kernels.reference.sampling.sample_rows``. ``max_top_k`` is not needed here."""
     num_rows, num_tokens, num_chunks = _sizes(logits)
-    ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
-        return ids
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
     threshold = None
     if top_k is not None or top_p is not None:
         threshold = _thresholds(logits, row_max, temperature, top_k, top_p, min_p)
@@ -70,18 +61,13 @@ def sample_rows(
     has_threshold = threshold is not None
     if threshold is None:
         threshold = row_max
-    sums = torch.empty((num_rows, num_chunks), dtype=torch.float64, device=logits.device)
-    options = launch_options()
-    chunk_sums_kernel[(num_chunks, num_rows)](
-        logits, row_max, temperature, threshold, sums, logits.stride(0), num_tokens,
-        CHUNK=_CHUNK, HAS_THRESHOLD=has_threshold, num_warps=8, **options,
+    chunk_values = logits.new_empty((num_rows, num_chunks))
+    chunk_ids = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
+    chunk_race_kernel[(num_chunks, num_rows)](
+        logits, row_max, temperature, threshold, key, chunk_values, chunk_ids, logits.stride(0), num_tokens,
+        CHUNK=_CHUNK, HAS_THRESHOLD=has_threshold, num_warps=8, **launch_options(),
     )  # fmt: skip
-    pick_kernel[(num_rows,)](
-        logits, row_max, temperature, threshold, sums, uniform, ids, logits.stride(0), num_tokens, num_chunks,
-        CHUNK=_CHUNK, BLOCK=triton.next_power_of_2(num_chunks), HAS_THRESHOLD=has_threshold, num_warps=8,
-        **options,
-    )  # fmt: skip
-    return ids
+    return _best_of_chunks(chunk_values, chunk_ids)[1]
 
 
 def log_normalizer(logits: Tensor) -> Tensor:
@@ -128,6 +114,19 @@ def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
             WIDTH=max(triton.next_power_of_2(count), 16), BLOCK=_BLOCK, CAPACITY=_CAPACITY,
             num_warps=_SEARCH_WARPS, **launch_options(),
         )  # fmt: skip
+    return values, ids
+
+
+def _best_of_chunks(chunk_values: Tensor, chunk_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """([R], [R] int64): the best of each row's chunks [R, C] and its index."""
+    num_rows, num_chunks = chunk_values.shape
+    values = chunk_values.new_empty(num_rows)
+    ids = torch.empty(num_rows, dtype=torch.int64, device=values.device)
+    if num_rows:
+        block = triton.next_power_of_2(num_chunks)
+        row_argmax_kernel[(num_rows,)](
+            chunk_values, chunk_ids, values, ids, num_chunks, BLOCK=block, num_warps=1, **launch_options()
+        )
     return values, ids
 
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from headrace.kernels.triton.launch import let_next_start, wait_for_previous
+from headrace.kernels.triton.noise import exponential_of
 
 
 @triton.jit
@@ -21,13 +22,6 @@ def load_logits(row_ptr, col, num_tokens):
 def weights_of(logits, row_max, temperature):
     """exp((logit - max) / temperature), in [0, 1]; the same bits wherever it is called."""
     return tl.exp((logits - row_max) / temperature)
-
-
-@triton.jit
-def _just_below(value, limit):
-    """``value``, but less than ``limit`` > 0, which rounding may have reached. float64."""
-    below = (limit.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)
-    return tl.minimum(value, below)
 
 
 @triton.jit
@@ -73,11 +67,11 @@ def row_argmax_kernel(
 
 
 @triton.jit
-def chunk_sums_kernel(
-    logits_ptr, row_max_ptr, temperature_ptr, threshold_ptr, sums_ptr, row_stride, num_tokens,
+def chunk_race_kernel(
+    logits_ptr, row_max_ptr, temperature_ptr, threshold_ptr, key_ptr, values_ptr, ids_ptr, row_stride, num_tokens,
     CHUNK: tl.constexpr, HAS_THRESHOLD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Sum of the weights of each chunk, in float64 [R, C]; those below the row's threshold are left out."""
+    """Each chunk's winner, the largest weight / noise, and its score; weights below the row's threshold lose."""
     let_next_start(PDL)
     row = tl.program_id(1).to(tl.int64)
     chunk = tl.program_id(0)
@@ -87,36 +81,12 @@ def chunk_sums_kernel(
     weights = weights_of(logits, tl.load(row_max_ptr + row), tl.load(temperature_ptr + row))
     if HAS_THRESHOLD:
         weights = tl.where(weights >= tl.load(threshold_ptr + row), weights, 0.0)
-    tl.store(sums_ptr + row * tl.num_programs(0) + chunk, tl.sum(weights.to(tl.float64), axis=0))
-
-
-@triton.jit(do_not_specialize=["num_chunks"])
-def pick_kernel(
-    logits_ptr, row_max_ptr, temperature_ptr, threshold_ptr, sums_ptr, uniform_ptr, ids_ptr, row_stride,
-    num_tokens, num_chunks,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr, HAS_THRESHOLD: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """The first index whose running sum of weights exceeds uniform * sum: by chunk, then within the chunk."""
-    let_next_start(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.arange(0, BLOCK)
-    wait_for_previous(PDL)
-    sums = tl.load(sums_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
-    running = tl.cumsum(sums, axis=0)
-    total = tl.max(running, axis=0)
-    target = _just_below(tl.load(uniform_ptr + row) * total, total)
-    chosen = tl.minimum(tl.sum((running <= target).to(tl.int32), axis=0), num_chunks - 1)
-    before = tl.max(tl.where(chunk < chosen, running, 0.0), axis=0)
-
-    col = chosen * CHUNK + tl.arange(0, CHUNK)
-    logits = load_logits(logits_ptr + row * row_stride, col, num_tokens)
-    weights = weights_of(logits, tl.load(row_max_ptr + row), tl.load(temperature_ptr + row))
-    if HAS_THRESHOLD:
-        weights = tl.where(weights >= tl.load(threshold_ptr + row), weights, 0.0)
-    inner = tl.cumsum(weights.to(tl.float64), axis=0)
-    rest = _just_below(target - before, tl.max(inner, axis=0))
-    place = chosen * CHUNK + tl.sum((inner <= rest).to(tl.int32), axis=0)
-    tl.store(ids_ptr + row, tl.minimum(place, num_tokens - 1).to(tl.int64))
+    scores = weights / exponential_of(tl.load(key_ptr + row), col)
+    best = tl.max(scores, axis=0)
+    index = tl.min(tl.where((scores == best) & (col < num_tokens), col, num_tokens - 1), axis=0)
+    place = row * tl.num_programs(0) + chunk
+    tl.store(values_ptr + place, best)
+    tl.store(ids_ptr + place, index)
 
 
 @triton.jit

@@ -166,7 +166,7 @@ class _Maker:
 
     def draw(self) -> None:
         number = torch.ones(1, dtype=torch.float32, device=self._device)
-        sample_rows(self.logits(), number, number, torch.zeros(1, dtype=torch.float64, device=self._device))
+        sample_rows(self.logits(), number, number, self.ids())
 
     def cache(self) -> tuple[torch.Tensor, torch.Tensor]:
         widths = self._widths
