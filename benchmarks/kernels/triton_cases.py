@@ -487,7 +487,9 @@ def _sampling_work(rows: int, vocab: int, spread: float, filters: str | None, de
             edge = falling.gather(1, enough.int().argmax(-1, keepdim=True))
             weights[weights < edge * (1 - 1e-6)] = 0
         scores = weights / exponentials(key, vocab)
-        return float((scores.gather(1, tokens[0][:, None])[:, 0] < scores.amax(-1) * (1 - 1e-4)).double().mean())
+        return float(
+            (scores.gather(1, tokens[0][:, None])[:, 0] < scores.amax(-1) * (1 - 1e-4)).double().mean()
+        )
 
     return Work([draw], check)
 

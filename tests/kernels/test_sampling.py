@@ -24,9 +24,7 @@ def some_keys(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, count)
 
 
-def run(
-    logits: torch.Tensor, keys: np.ndarray, temperature, top_k=None, top_p=None, min_p=None
-) -> list[int]:
+def run(logits: torch.Tensor, keys: np.ndarray, temperature, top_k=None, top_p=None, min_p=None) -> list[int]:
     rows = len(logits)
     row_max, _ = row_argmax(logits)
 
@@ -98,7 +96,9 @@ def test_frequencies_of_unlikely_tokens() -> None:
         tokens += run(rows, keys[start : start + 100], 1.0)
     tail = np.array([token for token in tokens if token != 7])
     assert abs(len(tail) - 0.1 * draws) < 4 * np.sqrt(draws * 0.09)
-    assert len(np.unique(tail)) > 0.95 * len(tail) and abs(tail.mean() - 10_000) < 4 * 5774 / np.sqrt(len(tail))
+    assert len(np.unique(tail)) > 0.95 * len(tail) and abs(tail.mean() - 10_000) < 4 * 5774 / np.sqrt(
+        len(tail)
+    )
 
 
 def test_tiny_changes_of_logits_do_not_change_tokens() -> None:
@@ -139,9 +139,7 @@ def test_rows_do_not_depend_on_their_batch(threads: int, vocab: int) -> None:
         normalizers = log_normalizer(logits)
         for row in range(rows):
             one = slice(row, row + 1)
-            alone = run(
-                logits[one].clone(), keys[one], temperature[one], top_k[one], top_p[one], min_p[one]
-            )
+            alone = run(logits[one].clone(), keys[one], temperature[one], top_k[one], top_p[one], min_p[one])
             assert alone == whole[one]
             assert torch.equal(log_normalizer(logits[one].clone()), normalizers[one])
     finally:
