@@ -6,9 +6,9 @@ Every row's result is bitwise the same whatever rows are beside it, so nothing h
 library call (on a CPU those are split over threads when there is one row only): a row is summed by chunks of fixed
 size, and the chunks by a sequential cumulative sum in float64.
 
-Why Gumbel-max and not the inverse of a running sum: the last bits of logits change with the size of the batch. In a flat
-tail of 50,000 tokens that moves the running sum past a token or two, and a seeded answer would not repeat; here the
-token changes only where the two best scores are equal to those bits.
+Why Gumbel-max and not the inverse of a running sum: the last bits of logits change with the size of the batch. In a
+flat tail of 50,000 tokens that moves the running sum past a token or two, and a seeded answer would not repeat; here
+the token changes only where the two best scores are equal to those bits.
 """
 
 from __future__ import annotations
