@@ -86,6 +86,24 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class SharingConfig:
+    """What requests with a common beginning share beside its memory."""
+
+    cascade: Literal["auto", "on", "off"] = knob(
+        "auto",
+        "read a shared beginning once a step for all its requests; auto where it is worth it, on everywhere",
+    )
+    cascade_min_tokens: int = knob(256, "auto: shared tokens below which cascade gains nothing")
+    cascade_min_requests: int = knob(8, "auto: requests below which cascade gains nothing")
+    cascade_min_share: float = knob(
+        0.1, "auto: least share of the requests' contexts that they have in common"
+    )
+    max_prefix_length: int | None = knob(
+        None, "tokens of a beginning read together at most; no limit by default"
+    )
+
+
+@dataclass(frozen=True)
 class ParallelConfig:
     """How many devices, and how the model is cut over them."""
 
@@ -110,6 +128,7 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    sharing: SharingConfig = field(default_factory=SharingConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
 
@@ -245,6 +264,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_prefill_chunk": (1, 1 << 20),
     "max_steps_outstanding": (1, 64),
     "max_waiting_requests": (1, 1 << 30),
+    "cascade_min_tokens": (1, 1 << 24),
+    "cascade_min_requests": (2, 65536),
+    "cascade_min_share": (0.0, 1.0),
+    "max_prefix_length": (1, 1 << 24),
     "tensor_parallel_size": (1, 1024),
     "pipeline_parallel_size": (1, 1024),
     "threads": (1, 4096),

@@ -21,12 +21,19 @@ IntArray = npt.NDArray[np.int32]
 class PrefixGroup:
     """Requests whose first ``num_blocks`` blocks are the same.
 
-    requests: rows of the block table, at least two, each in at most one group of a step.
+    requests: rows of the block table, at least two.
     num_blocks: shared full blocks; none of them holds a position that this step computes.
+    first_block: the span begins here. The groups of one request (``MAX_LEVELS`` at most) follow one another from its
+        first block on: where one ends the next begins.
     """
 
     requests: IntArray
     num_blocks: int
+    first_block: int = 0
+
+
+MAX_LEVELS = 3
+"""Prefix groups of one request; buffers are sized for so many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

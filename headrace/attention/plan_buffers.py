@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from headrace.attention.base import PlanLimits
-from headrace.attention.metadata import AttentionMetadata, AttentionPlan
+from headrace.attention.metadata import MAX_LEVELS, AttentionMetadata, AttentionPlan
 from headrace.attention.work_list import Tiling, WorkList
 from headrace.errors import CapacityError
 
@@ -63,18 +63,18 @@ class PlanBuffers:
 def capacities(limits: PlanLimits, tiling: Tiling) -> dict[str, int]:
     """Length of each plan array in the worst step within ``limits``, shared prefixes included.
 
-    Every token stands in one tile of its request and at most one tile of a shared prefix. The two ranges of a row
-    are disjoint, so together they are cut into at most one item more than its whole context would be.
+    Every token stands in one tile of its request and at most one tile of a shared prefix at each level. The ranges of
+    a row are disjoint, so together they are cut into at most one item a level more than its whole context would be.
     """
     tokens, requests = limits.max_tokens, min(limits.max_requests, limits.max_tokens)
     request_tiles = requests + tokens // tiling.tile_rows
-    prefix_tiles = requests // 2 + tokens // tiling.tile_rows
+    prefix_tiles = MAX_LEVELS * (requests // 2 + tokens // tiling.tile_rows)
     split = min(tiling.kv_split_tokens, tiling.short_split_tokens)
     splits = -(-limits.max_context_tokens // split)
     items = (request_tiles + prefix_tiles) * splits
-    partials = tokens * (splits + 1)
+    partials = tokens * (splits + MAX_LEVELS)
     lengths = dict.fromkeys(FIELDS, items)
-    lengths |= dict.fromkeys(("query_rows", "row_positions"), 2 * tokens)
+    lengths |= dict.fromkeys(("query_rows", "row_positions"), (1 + MAX_LEVELS) * tokens)
     return lengths | {"reduce_rows": tokens, "reduce_starts": tokens + 1, "reduce_slots": partials}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from headrace.attention.base import AttentionShape, PlanLimits
-from headrace.attention.metadata import AttentionMetadata, AttentionPlan
+from headrace.attention.metadata import MAX_LEVELS, AttentionMetadata, AttentionPlan
 from headrace.attention.triton_work_list import SplitRule, TritonWorkList, build_triton_work_list
 from headrace.errors import CapacityError
 from headrace.kernels.triton import attention_work as layout
@@ -35,7 +35,7 @@ class TritonBackend:
         self._max_partial_rows = 0
         if limits is not None:
             row_bytes = shape.num_heads * (shape.head_dim + 1) * 4
-            most = 2 * self._split.max_splits * limits.max_tokens
+            most = (1 + MAX_LEVELS) * self._split.max_splits * limits.max_tokens
             self._max_partial_rows = min(most, _MAX_SCRATCH_BYTES // row_bytes)
             self._buffer = torch.zeros(self._buffer_size(limits), dtype=torch.int32, device=device)
 
@@ -79,10 +79,10 @@ class TritonBackend:
     def _buffer_size(self, limits: PlanLimits) -> int:
         """Length of the buffer in the worst step within ``limits``, shared prefixes included."""
         tokens, requests = limits.max_tokens, min(limits.max_requests, limits.max_tokens)
-        tiles = requests + requests // 2 + 2 * (tokens // self._rows.long)
+        tiles = requests + MAX_LEVELS * (requests // 2) + (1 + MAX_LEVELS) * (tokens // self._rows.long)
         # a range that begins inside a split touches one more
         num_items = tiles * (self._split.max_splits + 1)
-        return layout.packed_size(2 * tokens, num_items, tokens, self._max_partial_rows)
+        return layout.packed_size((1 + MAX_LEVELS) * tokens, num_items, tokens, self._max_partial_rows)
 
     def _check_capacity(self, size: int, num_partials: int) -> None:
         assert self._buffer is not None

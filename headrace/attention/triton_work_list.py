@@ -28,27 +28,36 @@ class SplitRule:
     """How long the KV splits of a tile are: a power of two that depends on the tile's own request alone.
 
     A context is cut into at most ``max_splits``, and a tile no finer than fills a GPU together with the other tiles
-    of its request (or of its shared prefix), its sisters.
+    of its request (or of its shared prefix), its sisters. Tiles of a shared prefix, which are few, are cut finer.
 
     Attributes:
         num_kv_heads: each is a unit of work of its own.
         min_short_tokens, min_long_tokens: the finest cut of short and of long tiles.
+        min_shared_tokens: the finest cut of long tiles of a shared prefix.
         num_units: units of work that fill a GPU.
     """
 
     num_kv_heads: int
     min_short_tokens: int = 256
     min_long_tokens: int = 2048
+    min_shared_tokens: int = 512
     max_splits: int = 32
     num_units: int = 264
 
-    def lengths(self, context: Ints, num_sisters: Ints, is_short: npt.NDArray[np.bool_]) -> Ints:
-        """Split length of each tile, from where its view ends (``context``)."""
+    def lengths(
+        self,
+        context: Ints,
+        num_sisters: Ints,
+        is_short: npt.NDArray[np.bool_],
+        is_shared: npt.NDArray[np.bool_],
+    ) -> Ints:
+        """Split length of each tile, from where its view ends (a shared prefix's: how long it is), ``context``."""
         short = np.maximum(_power_of_two(-(-context // self.max_splits)), self.min_short_tokens)
         if is_short.all():
             return short
         wanted = np.clip(self.num_units // (num_sisters * self.num_kv_heads), 1, self.max_splits)
-        long = np.maximum(_power_of_two(-(-context // wanted)), self.min_long_tokens)
+        finest = np.where(is_shared, self.min_shared_tokens, self.min_long_tokens)
+        long = np.maximum(_power_of_two(-(-context // wanted)), finest)
         return np.where(is_short, short, np.where(wanted > 1, long, _NEVER))
 
 
@@ -72,6 +81,7 @@ class _Tiles:
     request: whose block table holds the range.
     num_sisters: tiles of the same request or prefix.
     is_merged: the rows have items elsewhere too, so even a single item writes partials.
+    is_shared: the range is a shared prefix.
     """
 
     row_start: Ints
@@ -81,6 +91,7 @@ class _Tiles:
     high: Ints
     num_sisters: Ints
     is_merged: npt.NDArray[np.bool_]
+    is_shared: npt.NDArray[np.bool_]
 
 
 def build_triton_work_list(metadata: AttentionMetadata, rows: TileRows, split: SplitRule) -> TritonWorkList:
@@ -115,13 +126,16 @@ def _request_tiles(metadata: AttentionMetadata, starts: Ints, context_lens: Ints
     if metadata.shared_prefixes:
         prefix_lens = np.zeros_like(context_lens)
         for group in metadata.shared_prefixes:
-            prefix_lens[group.requests] = group.num_blocks * metadata.block_size
+            ends = prefix_lens[group.requests]
+            prefix_lens[group.requests] = np.maximum(ends, group.num_blocks * metadata.block_size)
         low = prefix_lens[request]
     is_merged = low > 0
     if metadata.window is not None:
         low = np.maximum(low, first - (metadata.window - 1))
+    is_shared = np.zeros(len(low), bool)
+    high = first + num_rows
     return _Tiles(
-        starts[request] + done, num_rows, request, low, first + num_rows, num_tiles[request], is_merged
+        starts[request] + done, num_rows, request, low, high, num_tiles[request], is_merged, is_shared
     )
 
 
@@ -143,13 +157,14 @@ def _prefix_tiles(
     done = index * rows.long
     row_start = bounds[group] + done
     high = np.array([entry.num_blocks for entry in groups])[group] * metadata.block_size
-    low = np.zeros_like(high)
+    low = np.array([entry.first_block for entry in groups])[group] * metadata.block_size
     if metadata.window is not None and len(gathered):
         earliest = np.minimum.reduceat(positions[gathered], row_start)
-        low = np.clip(earliest - (metadata.window - 1), 0, high)
+        low = np.maximum(low, earliest - (metadata.window - 1))
     request = np.array([entry.requests[0] for entry in groups], dtype=np.int64)[group]
     num_rows = np.minimum(group_rows[group] - done, rows.long)
-    tiles: list[Any] = [row_start, num_rows, request, low, high, num_tiles[group], np.ones(len(low), bool)]
+    yes = np.ones(len(low), bool)
+    tiles: list[Any] = [row_start, num_rows, request, low, high, num_tiles[group], yes, yes]
     seen = low < high
     return gathered, _Tiles(*(values[seen] for values in tiles))
 
@@ -157,7 +172,8 @@ def _prefix_tiles(
 def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: SplitRule) -> TritonWorkList:
     """Cut every tile's range at multiples of its split length, order the items, number partials, list reductions."""
     is_short_tile = tiles.num_rows <= rows.short
-    length = split.lengths(tiles.high, tiles.num_sisters, is_short_tile)
+    extent = tiles.high - np.where(tiles.is_shared, tiles.low, 0)
+    length = split.lengths(extent, tiles.num_sisters, is_short_tile, tiles.is_shared)
     first_split = tiles.low // length
     num_splits = (tiles.high - 1) // length - first_split + 1
     tile, index = ranges(num_splits)

@@ -79,7 +79,8 @@ def build_work_list(metadata: AttentionMetadata, tiling: Tiling) -> WorkList:
 
     prefix_lens = np.zeros_like(context_lens)
     for group in metadata.shared_prefixes:
-        prefix_lens[group.requests] = group.num_blocks * metadata.block_size
+        ends = prefix_lens[group.requests]
+        prefix_lens[group.requests] = np.maximum(ends, group.num_blocks * metadata.block_size)
     tiles = _request_tiles(query_starts, context_lens, prefix_lens, metadata.window, tiling)
     if metadata.shared_prefixes:
         shared_rows, shared_tiles = _prefix_tiles(metadata, positions, tiling)
@@ -126,9 +127,9 @@ def _prefix_tiles(metadata: AttentionMetadata, positions: Ints, tiling: Tiling) 
     earliest = np.minimum.reduceat(positions[rows] * num_requests + members[member], row_start)
     request = earliest % num_requests
     high = np.array([entry.num_blocks for entry in groups])[group] * metadata.block_size
-    low = np.zeros_like(high)
+    low = np.array([entry.first_block for entry in groups])[group] * metadata.block_size
     if metadata.window is not None:
-        low = np.maximum(earliest // num_requests - (metadata.window - 1), 0)
+        low = np.maximum(low, earliest // num_requests - (metadata.window - 1))
     seen = low < high
     row_start, num_rows, request, low, high = (x[seen] for x in (row_start, num_rows, request, low, high))
     return rows, _Tiles(row_start, num_rows, request, low, high, np.ones(len(low), dtype=bool))

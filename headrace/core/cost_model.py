@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 _HINGES = (8, 64)
-_NUM_TERMS = 6 + len(_HINGES)
+_NUM_TERMS = 7 + len(_HINGES)
 _FORGET = 0.998
 _MIN_OBSERVATIONS = 8
 _REFIT_EVERY = 8
@@ -22,7 +22,8 @@ class StepFeatures(msgspec.Struct):
     """What one step computes.
 
     num_tokens: tokens through the linears.  num_requests: requests in the batch.  num_sampled: rows of logits.
-    kv_tokens_read: sum over requests of the KV length after the step.
+    kv_tokens_read: sum over requests of the KV length after the step; what several share (cascade) counts once.
+    num_shared_rows: query tokens gathered for shared spans, one for each span, whose results are merged.
     attention_pairs: sum over requests of (tokens in the step) * (mean KV length they attend to).
     """
 
@@ -31,6 +32,7 @@ class StepFeatures(msgspec.Struct):
     num_sampled: int = 0
     kv_tokens_read: int = 0
     attention_pairs: float = 0.0
+    num_shared_rows: int = 0
 
     def add(self, start: int, num_tokens: int, samples: bool) -> None:
         """Count a request that computes tokens [start, start + num_tokens)."""
@@ -39,6 +41,11 @@ class StepFeatures(msgspec.Struct):
         self.num_sampled += samples
         self.kv_tokens_read += start + num_tokens
         self.attention_pairs += num_tokens * (start + 0.5 * num_tokens)
+
+    def share(self, num_kv_tokens: int, num_requests: int, num_rows: int) -> None:
+        """Count a span of ``num_kv_tokens`` that ``num_requests`` counted requests read together."""
+        self.kv_tokens_read -= num_kv_tokens * (num_requests - 1)
+        self.num_shared_rows += num_rows
 
 
 class CostModel:
@@ -107,5 +114,6 @@ def _terms(features: StepFeatures) -> list[float]:
         features.num_sampled,
         features.kv_tokens_read * 1e-3,
         features.attention_pairs * 1e-6,
+        features.num_shared_rows,
         *(min(tokens, hinge) for hinge in _HINGES),
     ]

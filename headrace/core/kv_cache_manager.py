@@ -238,6 +238,7 @@ class KVCacheManager:
             self.cache.lock(node)
         child.num_computed_tokens, child.num_committed_tokens = num_tokens, num_committed
         self._start(child, tables, node, num_inserted)
+        held_blocks(child).num_same = min(origin.num_same, num_inserted)
         return True
 
     # ---- the engine's side ----------------------------------------------------------------------------------
@@ -316,7 +317,7 @@ class KVCacheManager:
         held = RequestBlocks()
         held.is_admitted = True
         held.node = node
-        held.num_inserted = num_inserted
+        held.num_inserted = held.num_same = num_inserted
         held.num_taken = len(tables[0])
         request.lock = held
         request.block_table = tables

@@ -53,6 +53,8 @@ class BlockCommitter:
             tokens = array("I", request.token_ids[start * size : end * size]).tobytes()
             blocks = [table[start:end] for table in request.block_table]
             held.node = self._cache.insert(held.node, tokens, blocks)
+            if held.num_same == start:
+                held.num_same += self._cache.num_same(held.node, blocks)
             held.num_inserted = end
 
     def _release_behind_windows(self, request: Request, held: RequestBlocks) -> None:

@@ -16,18 +16,29 @@ class RequestBlocks:
     tokens: the known tokens as uint32 bytes, kept while it waits so that each new match need not convert them.
     node: end of the locked path, which holds the first ``num_inserted`` blocks; None until it is admitted.
     num_inserted: full blocks that are in the tree.
+    num_same: its first blocks that are the tree's own, in every full group; later ones may be duplicates.
     num_taken: blocks a group that the data plane has been told of.
     first_kept: {window of sliding groups: first block not yet released}.
     wake_tokens: ``commit`` has nothing to do until so many tokens are committed.
     """
 
-    __slots__ = ("first_kept", "is_admitted", "node", "num_inserted", "num_taken", "tokens", "wake_tokens")
+    __slots__ = (
+        "first_kept",
+        "is_admitted",
+        "node",
+        "num_inserted",
+        "num_same",
+        "num_taken",
+        "tokens",
+        "wake_tokens",
+    )
 
     def __init__(self) -> None:
         self.tokens = b""
         self.node: RadixNode | None = None
         self.is_admitted = False
         self.num_inserted = 0
+        self.num_same = 0
         self.num_taken = 0
         self.first_kept: dict[int, int] = {}
         self.wake_tokens = NEVER

@@ -45,10 +45,14 @@ class BlockCopy(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SharedPrefix(msgspec.Struct):
-    """Requests of this step (by batch index) whose first ``num_blocks`` blocks are the same, in every group."""
+    """Requests of this step (by batch index) whose first ``num_blocks`` blocks are the same, in every full group.
+
+    first_block: the span begins here; the blocks before it belong to spans of more requests (these among them).
+    """
 
     batch_indices: list[int]
     num_blocks: int
+    first_block: int = 0
 
 
 class SchedulerOutput(msgspec.Struct):
@@ -63,7 +67,8 @@ class SchedulerOutput(msgspec.Struct):
     appended_token_ids: {request id: tokens appended on the host (forced, drafted)}, after all tokens known before.
     removed_request_ids: finished or preempted since the last step; the data plane forgets them before all else.
     block_copies: done before the forward.
-    shared_prefixes: for cascade attention; never needed for correctness.
+    shared_prefixes: for cascade attention; never needed for correctness. The spans of one request follow one another
+        from its first block on.
     """
 
     step_id: int

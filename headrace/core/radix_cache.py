@@ -163,6 +163,23 @@ class RadixCache:
             self.pool.incref(ids)
         return node
 
+    def num_same(self, node: RadixNode, blocks: list[list[int]]) -> int:
+        """How many of these blocks, the last on the path to ``node``, are the tree's own before the first duplicate."""
+        num_blocks = num_same = len(blocks[0])
+        held: list[list[int]] = [[] for _ in blocks]
+        while num_blocks > len(held[0]):
+            assert node.parent is not None
+            for group, ids in enumerate(node.blocks):
+                held[group][:0] = ids[-(num_blocks - len(held[group])) :]
+            node = node.parent
+        for group, ids in enumerate(blocks):
+            if group not in self.windows and held[group] != ids:
+                different = (
+                    i for i, pair in enumerate(zip(held[group], ids, strict=True)) if pair[0] != pair[1]
+                )
+                num_same = min(num_same, next(different))
+        return num_same
+
     # ---- leaving --------------------------------------------------------------------------------------------
 
     def evict(self, num_free_wanted: int, num_spare: int = 0) -> None:

@@ -6,10 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from headrace.config import SchedulerConfig
+from headrace.config import SchedulerConfig, SharingConfig
 from headrace.core import fork
 from headrace.core.admission import Admission
 from headrace.core.batching import Stage, make_batching
+from headrace.core.cascade import CascadePlanner
 from headrace.core.completion import complete_step
 from headrace.core.cost_model import CostModel
 from headrace.core.interfaces import CacheTier, Clock
@@ -37,6 +38,7 @@ class Scheduler:
         config: SchedulerConfig,
         kv: KVCacheManager,
         *,
+        sharing: SharingConfig | None = None,
         tier: CacheTier | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -44,6 +46,7 @@ class Scheduler:
         self.kv = kv
         self.clock = clock
         self.cost_model = CostModel()
+        self.cascade = CascadePlanner(sharing or SharingConfig(), kv.block_size, self.cost_model)
         self.policy = Policy(config.policy)
         self.batching = make_batching(config.batching, self.cost_model, config.max_stall_ms)
         chunk = min(config.max_num_batched_tokens, config.max_prefill_chunk or config.max_num_batched_tokens)
@@ -82,7 +85,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """Compose the next step; None when nothing can run before results of earlier steps come in."""
-        step = Step(self.last_step_id + 1)
+        step = Step(self.last_step_id + 1, self.cascade.num_saved_tokens)
         self.lifecycle.collect_prepared()
         if self.policy.is_priority:
             self._make_way_for_urgent(step)
@@ -294,6 +297,7 @@ class Scheduler:
         for request in step.requests if lifecycle.appended_ids else ():
             if request.request_id in lifecycle.appended_ids:
                 output.appended_token_ids[request.request_id] = lifecycle.appended_ids.pop(request.request_id)
+        self.cascade.fill(step)
         step.count_features()
         self.last_step_id = step.step_id
         self.num_computed_tokens += step.num_tokens

@@ -13,6 +13,8 @@ class Step:
     requests, ends: each request and the position its tokens reach; ``sampled``: those that sample.
     started: those that the data plane does not hold yet.  grown: those that got blocks since.
     num_decodes: running streams among them, which a long step would stall.
+    num_saved_tokens: KV tokens that cascade is expected to spare it; exact figures are in ``shared`` once known.
+    shared: what reading shared spans once adds to the features.
     """
 
     __slots__ = (
@@ -20,15 +22,17 @@ class Step:
         "features",
         "grown",
         "num_decodes",
+        "num_saved_tokens",
         "num_tokens",
         "output",
         "requests",
         "sampled",
+        "shared",
         "started",
         "step_id",
     )
 
-    def __init__(self, step_id: int) -> None:
+    def __init__(self, step_id: int, num_saved_tokens: int = 0) -> None:
         self.step_id = step_id
         self.output = SchedulerOutput(step_id)
         self.requests: list[Request] = []
@@ -38,6 +42,8 @@ class Step:
         self.grown: list[Request] = []
         self.num_tokens = 0
         self.num_decodes = 0
+        self.num_saved_tokens = num_saved_tokens
+        self.shared = StepFeatures()
         self.features = StepFeatures()
 
     def add(self, request: Request, num_tokens: int) -> None:
@@ -76,7 +82,9 @@ class Step:
         """Fold the batch into ``features`` for the cost model."""
         output = self.output
         features = StepFeatures(self.num_tokens, len(self.requests), len(self.sampled))
-        features.kv_tokens_read = sum(self.ends)
+        features.kv_tokens_read = sum(self.ends) + self.shared.kv_tokens_read
+        features.kv_tokens_read -= min(self.num_saved_tokens, features.kv_tokens_read)
+        features.num_shared_rows = self.shared.num_shared_rows
         features.attention_pairs = sum(
             count * (start + 0.5 * count)
             for start, count in zip(output.start_positions, output.num_tokens, strict=True)

@@ -48,4 +48,6 @@ def assemble(config: EngineConfig, executor: Executor) -> EngineCore:
         enable_prefix_caching=config.cache.enable_prefix_caching,
         min_copy_tokens=config.cache.min_copy_tokens,
     )
-    return EngineCore(Scheduler(config.scheduler, kv), executor, seed=config.model.seed)
+    return EngineCore(
+        Scheduler(config.scheduler, kv, sharing=config.sharing), executor, seed=config.model.seed
+    )

@@ -138,7 +138,7 @@ class InputBatchBuilder:
                 block_table=self._states.batch_blocks(group, step.slots, device_slots, num_blocks),
                 block_size=self._states.block_size,
                 window=spec.window,
-                shared_prefixes=prefixes,
+                shared_prefixes=prefixes if spec.window is None else (),
             )
             groups.append(GroupBatch(slot_mappings[group], backend.plan(metadata)))
         return tuple(groups)
@@ -179,4 +179,4 @@ class _Layout:
 
 
 def _prefix_group(prefix: SharedPrefix) -> PrefixGroup:
-    return PrefixGroup(np.array(prefix.batch_indices, np.int32), prefix.num_blocks)
+    return PrefixGroup(np.array(prefix.batch_indices, np.int32), prefix.num_blocks, prefix.first_block)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,14 +78,15 @@ def make_case(
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
     soft_cap: float | None = None,
-    prefix_blocks: Sequence[tuple[Sequence[int], int]] = (),
+    prefix_blocks: Sequence[tuple[Any, ...]] = (),
     seed: int = 0,
     num_layers: int = 2,
     layer: int = 1,
 ) -> PagedCase:
     """A step whose cache holds NaN in every slot that no query may see.
 
-    prefix_blocks: (requests, shared blocks) of each shared prefix; the tables then name the same blocks.
+    prefix_blocks: (requests, shared blocks[, first block]) of each shared prefix, outer ones first; the tables
+        then name the same blocks.
     Blocks wholly before the window of a request's first query are released: -1 in its table.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -103,7 +105,7 @@ def make_case(
         torch.randn(2, context, shape.num_kv_heads, shape.head_dim, generator=generator).to(dtype)
         for context in context_lens
     ]
-    for requests, count in prefix_blocks:
+    for requests, count, *_ in prefix_blocks:
         for request in requests:
             table[request, :count] = table[requests[0], :count]
             pairs[request][:, : count * block_size] = pairs[requests[0]][:, : count * block_size]
@@ -125,7 +127,7 @@ def make_case(
         block_size=block_size,
         window=window,
         shared_prefixes=tuple(
-            PrefixGroup(np.array(requests, dtype=np.int32), count) for requests, count in prefix_blocks
+            PrefixGroup(np.array(requests, dtype=np.int32), *span) for requests, *span in prefix_blocks
         ),
     )
     return PagedCase(

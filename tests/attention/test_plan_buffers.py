@@ -62,7 +62,7 @@ def test_too_large_a_step_is_refused_and_leaves_the_buffers_alone() -> None:
     plan = backend.plan(small.metadata)
     before = {name: getattr(plan, name).clone() for name in FIELDS}
     with pytest.raises(CapacityError, match="query_rows"):
-        backend.plan(make_case([9], [40]).metadata)
+        backend.plan(make_case([17], [40]).metadata)
     assert all(torch.equal(before[name], getattr(plan, name)) for name in FIELDS)
 
 
@@ -78,6 +78,9 @@ def test_capacities_hold_any_step_within_the_limits(window: int | None) -> None:
         members = rng.permutation(requests).astype(np.int32)
         pairs = [members[at : at + 2] for at in range(0, requests - 1, 2)]
         prefixes = tuple(PrefixGroup(pair, int(rng.integers(1, 16))) for pair in pairs)
+        if requests > 3:  # a second level for the first pair, and a first level for all
+            outer = PrefixGroup(members, 3)
+            prefixes = (outer, *(PrefixGroup(pair, int(rng.integers(4, 16)), 3) for pair in pairs))
         metadata = metadata_for(query_lens, context_lens, window=window, prefixes=prefixes)
         work = build_work_list(metadata, tiling)
         room = capacities(limits, tiling)

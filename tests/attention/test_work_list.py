@@ -124,6 +124,24 @@ def test_shared_prefixes_are_covered_exactly(window: int | None) -> None:
         check(metadata_for(query_lens, context_lens, window=window, prefixes=prefixes), TILING)
 
 
+def test_levels_of_shared_prefixes_are_covered_exactly() -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(15):
+        query_lens, context_lens = random_lens(rng, 7, 40)
+        outer, inner, innermost = np.array([5, 0, 2, 3]), np.array([0, 3]), np.array([3, 0])
+        first = int(rng.integers(1, 9))
+        second = first + int(rng.integers(1, 9))
+        third = second + int(rng.integers(1, 9))
+        for request in outer:
+            context_lens[request] += 4 * (third if request in inner else first)
+        prefixes = (
+            PrefixGroup(inner, second, first),
+            PrefixGroup(outer, first),
+            PrefixGroup(innermost, third, second),
+        )
+        check(metadata_for(query_lens, context_lens, prefixes=prefixes), TILING)
+
+
 def test_shared_prefix_is_read_once() -> None:
     prefix = PrefixGroup(np.arange(6, dtype=np.int32), 16)
     work = check(metadata_for([1] * 6, [70, 71, 72, 73, 74, 75], prefixes=(prefix,)), TILING)

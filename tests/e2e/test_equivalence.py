@@ -29,6 +29,7 @@ FACTORS: dict[str, list[Any]] = {
     "policy": ["fcfs", "priority"],
     "n": [1, 3],
     "arrival": ["together", "reversed", "staggered"],
+    "cascade": ["auto", "on"],
 }
 NUM_OUTPUT = 20
 
@@ -145,6 +146,12 @@ def test_one_switch_changes_no_token(model_folder: Any, name: str, index: int) -
 def test_two_switches_change_no_token(model_folder: Any, index: int) -> None:
     folder, references = model_folder(list(MAKERS)[index % len(MAKERS)])
     compare(folder, references, pairs()[index])
+
+
+def test_cascade_does_happen(model_folder: Any) -> None:
+    folder, references = model_folder("gemma3")
+    core = compare(folder, references, {**singles()[0], "cascade": "on", "block_size": 4, "n": 3})
+    assert core.scheduler.cascade.num_saved_tokens > 0
 
 
 def test_the_tight_setting_does_preempt_and_the_cache_does_hit(model_folder: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,13 +64,13 @@ def make_step(
     block_size: int = 16,
     window: int | None = None,
     soft_cap: float | None = None,
-    prefixes: Sequence[tuple[Sequence[int], int]] = (),
+    prefixes: Sequence[tuple[Any, ...]] = (),
     seed: int = 0,
     num_layers: int = 2,
 ) -> PagedStep:
     """A step whose cache holds NaN in every slot that no query may see.
 
-    prefixes: (requests, shared blocks); the tables then name the same blocks.
+    prefixes: (requests, shared blocks[, first block]), outer ones first; the tables then name the same blocks.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -83,7 +84,7 @@ def make_step(
     table = np.full((len(owned), max(owned, default=0) + 2), -1, np.int32)
     for index, count in enumerate(owned):
         table[index, :count] = ids[sum(owned[:index]) :][:count]
-    for requests, count in prefixes:
+    for requests, count, *_ in prefixes:
         table[list(requests), :count] = table[requests[0], :count]
     k_cache, v_cache = layers[:, -1, 0], layers[:, -1, 1]
     for index, (queries, context) in enumerate(zip(query_lens, context_lens, strict=True)):
@@ -101,7 +102,7 @@ def make_step(
         block_table=torch.from_numpy(table).to(device),
         block_size=block_size,
         window=window,
-        shared_prefixes=tuple(PrefixGroup(np.array(list(ids)), count) for ids, count in prefixes),
+        shared_prefixes=tuple(PrefixGroup(np.array(list(ids)), *span) for ids, *span in prefixes),
     )
     return PagedStep(
         shape=shape,

@@ -67,6 +67,8 @@ def test_soft_cap(soft_cap: float, window: int | None) -> None:
 def test_cascade_equals_separate_reads(window: int | None, query_lens: list[int]) -> None:
     for tiling in (SMALL, ReferenceBackend.tiling):
         prefixes = [([4, 1, 2], 5), ([0, 3], 3)]
+        if window is None:
+            prefixes = [([4, 1, 2], 3), ([0, 3], 3), ([1, 4], 5, 3)]
         context_lens = [97, 130, 83, 400, 104, 33]
         case = make_case(query_lens, context_lens, window=window, prefix_blocks=prefixes)
         together = plan_with(case, tiling)

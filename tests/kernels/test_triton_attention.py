@@ -85,6 +85,20 @@ def test_shared_prefixes() -> None:
     check(step)
 
 
+def test_shared_prefixes_of_several_levels() -> None:
+    levels = [(range(6), 2), ([0, 2, 4], 5, 2), ([1, 5], 4, 2), ([4, 2], 6, 5)]
+    lens = [100 + index for index in range(6)]
+    step = make_step(
+        [1, 1, 1, 1, 3, 1, 2], [*lens, 40], SMALL, DEVICE, torch.float32, prefixes=levels, seed=5
+    )
+    check(step)
+    shared = FineBackend(SMALL).plan(step.metadata)
+    ranges = [(int(a), int(b)) for a, b in zip(shared.item_kv_start, shared.item_kv_end, strict=True)]
+    assert sum(end <= 32 for _, end in ranges) == 2, "two blocks of all, read once, and the short request"
+    limits = PlanLimits(max_tokens=64, max_requests=8, max_context_tokens=128)
+    check(step, FineBackend(SMALL, limits).plan(step.metadata))
+
+
 def test_a_plan_of_another_backend() -> None:
     step = make_step(*MIXED, SMALL, DEVICE, torch.float32)
     check(step, create_backend("reference", step.shape, DEVICE).plan(step.metadata))
@@ -168,6 +182,13 @@ LARGE = {
     "group of 2": ([1, 300], [500, 400], AttentionShape(16, 8, 128), {}),
     "group of 16": ([2, 300], [500, 400], AttentionShape(32, 2, 128), {"window": 130}),
     "shared prefix": ([1] * 40, [600] * 40, LLAMA, {"prefixes": [(range(40), 30)]}),
+    "long shared prefix": ([1] * 150, [9000] * 150, LLAMA, {"prefixes": [(range(150), 512)]}),
+    "levels": (
+        [1] * 64,
+        [1500] * 64,
+        LLAMA,
+        {"prefixes": [(range(64), 30), (range(32), 60, 30), (range(32, 64), 80, 30), (range(9), 90, 60)]},
+    ),
 }
 
 

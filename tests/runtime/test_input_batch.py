@@ -94,7 +94,8 @@ def check_step(output: SchedulerOutput, batch, built, states, backends) -> None:
         metadata = backends[group].seen[-1]
         assert metadata.context_lens.tolist() == ends and metadata.window == spec.window
         assert metadata.query_starts.tolist() == [sum(output.num_tokens[:i]) for i in range(len(ends) + 1)]
-        assert metadata.shared_prefixes[0].requests.tolist() == [0, len(ends) - 1]
+        shared = [prefix.requests.tolist() for prefix in metadata.shared_prefixes]
+        assert shared == ([[0, len(ends) - 1]] if spec.window is None else [])
         for row, (sequence, _), end in zip(metadata.block_table.tolist(), batch, ends, strict=True):
             needed = -(-end // BLOCK)
             assert row[:needed] == sequence.blocks[group][:needed]
