@@ -117,7 +117,9 @@ class DeviceConfig:
 
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "cuda when a GPU is there, else cpu")
     threads: int | None = knob(None, "CPU compute threads; the number of physical cores by default")
-    kernels: Literal["auto", "reference"] = knob("auto", "reference runs plain torch ops only")
+    kernels: Literal["auto", "native", "reference"] = knob(
+        "auto", "reference runs plain torch ops only; native insists on the C++ kernels of a CPU"
+    )
     max_graph_tokens: int = knob(256, "steps up to this many tokens become CUDA graphs; 0 captures none")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from headrace.errors import ConfigError
+from headrace.kernels.native.library import NativeLibrary, load_library, warn_once
 from headrace.parallel.state import Communicator, SoloCommunicator
 
 Op = Callable[..., None]
@@ -69,44 +70,67 @@ class Ops:
         kernels: str = "auto",
         communicator: Communicator | None = None,
     ) -> Ops:
-        """The fastest ops for a device ("auto"), or plain torch ones ("reference").
+        """The fastest ops for a device ("auto"), plain torch ones ("reference"), or those of csrc/ ("native").
 
         Args:
             communicator: of the ranks that share the model's layers; None: one rank.
 
-        Raises: ConfigError for another choice of kernels.
+        Raises: ConfigError for another choice of kernels, and for native ones where there are none.
         """
-        if kernels not in ("auto", "reference"):
-            raise ConfigError(f"kernels must be 'auto' or 'reference'; got {kernels!r}")
-        kinds = ["reference"] if kernels == "reference" else _kinds(torch.device(device).type)
+        kinds = kernel_kinds(device, kernels)
         table = {name: _find(name, stem, kinds) for name, stem in OP_FILES.items()}
         group = communicator or SoloCommunicator()
         return cls(table | {"all_reduce": group.all_reduce, "all_gather": group.all_gather})
 
 
-_KINDS: dict[str, list[str]] = {"cpu": ["reference"], "cuda": ["triton", "reference"]}
+_KINDS: dict[str, list[str]] = {"cpu": ["native", "reference"], "cuda": ["triton", "reference"]}
 
 
 def load_kernels(stem: str, device: torch.device | str, kernels: str = "auto") -> Any:
     """The module ``stem`` of the preferred kind for a device, for functions that are no ops of a model (sampling)."""
-    kinds = ["reference"] if kernels == "reference" else _kinds(torch.device(device).type)
-    return importlib.import_module(f"headrace.kernels.{kinds[0]}.{stem}")
+    kinds = kernel_kinds(device, kernels)
+    found = (_module(kind, stem) for kind in kinds)
+    return next(module for module in found if module is not None)
 
 
-def _kinds(device_type: str) -> list[str]:
-    """Kinds of implementation for a device, the preferred first."""
-    return _KINDS.get(device_type, ["reference"])
+def kernel_kinds(device: torch.device | str, kernels: str = "auto") -> list[str]:
+    """Kinds of implementation for a device, the preferred first. Raises as ``Ops.for_device`` does."""
+    if kernels not in ("auto", "native", "reference"):
+        raise ConfigError(f"kernels must be 'auto', 'native' or 'reference'; got {kernels!r}")
+    if kernels == "reference":
+        return ["reference"]
+    device_type = torch.device(device).type
+    kinds = _KINDS.get(device_type, ["reference"])
+    if "native" not in kinds:
+        if kernels == "native":
+            raise ConfigError(
+                f"native kernels are for the CPU, but the device is {device_type!r}; set kernels to 'auto'"
+            )
+        return kinds
+    loaded = load_library()
+    if isinstance(loaded, NativeLibrary):
+        return kinds
+    if kernels == "native":
+        raise ConfigError(f"there are no native kernels: {loaded}; set kernels to 'auto' or 'reference'")
+    warn_once(loaded)
+    return [kind for kind in kinds if kind != "native"]
 
 
 def _find(name: str, stem: str, kinds: list[str]) -> Op:
     for kind in kinds:
-        try:
-            module = importlib.import_module(f"headrace.kernels.{kind}.{stem}")
-        except ModuleNotFoundError as error:
-            if error.name != f"headrace.kernels.{kind}.{stem}":
-                raise
-            continue
+        module = _module(kind, stem)
         if hasattr(module, name):
             op: Op = getattr(module, name)
             return op
     raise AssertionError(f"no implementation of op {name} in {kinds}")
+
+
+def _module(kind: str, stem: str) -> Any | None:
+    """The file of one kind, or None where the kind has none of that stem."""
+    name = f"headrace.kernels.{kind}.{stem}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return None

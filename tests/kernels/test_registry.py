@@ -28,7 +28,7 @@ def test_reference_kernels_are_the_reference_functions() -> None:
 
 
 def test_unknown_kernels_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'auto' or 'reference'; got 'fast'"):
+    with pytest.raises(ConfigError, match="'auto', 'native' or 'reference'; got 'fast'"):
         Ops.for_device("cpu", "fast")
 
 

@@ -1,0 +1,10 @@
+// What this CPU and its operating system can run.
+#pragma once
+
+namespace hr {
+
+bool has_avx2();         // AVX2, FMA and F16C
+bool has_avx512();       // F, BW, VL and DQ
+bool has_avx512_bf16();  // those, VNNI and BF16
+
+}  // namespace hr

@@ -1,0 +1,129 @@
+// Vectors of fp32 as wide as the instruction set, from and to memory of any float type.
+//
+// Written with the vector types of GCC and Clang, so that the same source serves every instruction set; only what they
+// cannot express (fp16) is spelled in intrinsics. Everything is in the namespace of its instruction set: see team.h.
+#pragma once
+#include <math.h>
+#include <type_traits>
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "../headrace.h"
+
+namespace hr {
+namespace HR_ISA {
+
+constexpr int kLanes = HR_VECTOR_BYTES / 4;
+
+typedef float Vec __attribute__((vector_size(HR_VECTOR_BYTES)));
+typedef int32_t IntVec __attribute__((vector_size(HR_VECTOR_BYTES)));
+typedef uint32_t WordVec __attribute__((vector_size(HR_VECTOR_BYTES)));
+typedef uint16_t HalfVec __attribute__((vector_size(HR_VECTOR_BYTES / 2)));
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static inline Vec splat(float value) { return Vec{} + value; }
+
+static inline Vec load(const float* p) {
+  Vec v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+static inline void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
+
+static inline Vec load(const Bf16* p) {
+  HalfVec half;
+  __builtin_memcpy(&half, p, sizeof(half));
+  return (Vec)(__builtin_convertvector(half, WordVec) << 16);
+}
+
+// To the nearest, ties to even; NaN stays NaN.
+static inline void store(Bf16* p, Vec v) {
+  const WordVec bits = (WordVec)v;
+  const WordVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const WordVec nan = (bits >> 16) | 0x40;
+  const WordVec is_nan = (WordVec)(v != v);
+  const HalfVec half = __builtin_convertvector((rounded & ~is_nan) | (nan & is_nan), HalfVec);
+  __builtin_memcpy(p, &half, sizeof(half));
+}
+
+#if defined(__AVX512F__)
+static inline Vec load(const F16* p) { return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+static inline void store(F16* p, Vec v) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+#elif defined(__F16C__)
+static inline Vec load(const F16* p) { return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+static inline void store(F16* p, Vec v) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+#else
+static inline Vec load(const F16* p) { return (Vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
+static inline void store(F16* p, Vec v) {
+  vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
+}
+#endif
+
+// Single elements, and tails of fewer than kLanes: memory beyond them is neither read nor written.
+template <typename T>
+static inline Vec load_part(const T* p, int64_t count) {
+  T padded[kLanes] = {};
+  for (int64_t i = 0; i < count; ++i) padded[i] = p[i];
+  return load(padded);
+}
+
+template <typename T>
+static inline void store_part(T* p, Vec v, int64_t count) {
+  T padded[kLanes];
+  store(padded, v);
+  for (int64_t i = 0; i < count; ++i) p[i] = padded[i];
+}
+
+static inline float sum(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width >= 1; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+static inline Vec select(IntVec mask, Vec yes, Vec no) {
+  return (Vec)(((IntVec)yes & mask) | ((IntVec)no & ~mask));
+}
+
+// Calls f with a null pointer of the element type, for a dtype known only at run time.
+template <typename F>
+static inline void with_type(int32_t dtype, F f) {
+  if (dtype == HR_F32)
+    f((float*)nullptr);
+  else if (dtype == HR_BF16)
+    f((Bf16*)nullptr);
+  else
+    f((F16*)nullptr);
+}
+
+// Calls f(offset, count) for each piece of at most kLanes elements of [0, width).
+template <typename Whole, typename Part>
+static inline void for_vectors(int64_t width, Whole whole, Part part) {
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) whole(i);
+  if (i < width) part(i, width - i);
+}
+
+}  // namespace HR_ISA
+}  // namespace hr
