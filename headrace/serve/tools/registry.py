@@ -1,0 +1,31 @@
+"""The formats by name, and which of them a chat template asks for."""
+
+from __future__ import annotations
+
+from headrace.serve.tools.deepseek import DeepSeekFormat
+from headrace.serve.tools.gemma import GemmaFormat
+from headrace.serve.tools.hermes import HermesFormat
+from headrace.serve.tools.llama3_json import Llama3JsonFormat
+from headrace.serve.tools.mistral import MistralFormat
+from headrace.serve.tools.pythonic import PythonicFormat, ToolCodeFormat
+from headrace.serve.tools.tool_format import ToolFormat
+
+# In the order in which a template is searched for their marks: the first that is found counts.
+_ALL: tuple[ToolFormat, ...] = (
+    DeepSeekFormat(),
+    MistralFormat(),
+    GemmaFormat(),
+    PythonicFormat(),
+    HermesFormat(),
+    Llama3JsonFormat(),
+    ToolCodeFormat(),
+)
+FORMATS: dict[str, ToolFormat] = {form.name: form for form in _ALL}
+
+
+def format_of_template(source: str) -> ToolFormat | None:
+    """The format whose marks stand in a chat template, or None."""
+    for form in _ALL:
+        if any(mark in source for mark in form.template_marks):
+            return form
+    return None
