@@ -109,6 +109,12 @@ class ParallelConfig:
 
     tensor_parallel_size: int = knob(1, "ranks that share each layer")
     pipeline_parallel_size: int = knob(1, "stages of layers")
+    rank_timeout_s: float = knob(8.0, "a rank that gets nowhere with a step for so long is taken for hung")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True)
@@ -272,6 +278,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_prefix_length": (1, 1 << 24),
     "tensor_parallel_size": (1, 1024),
     "pipeline_parallel_size": (1, 1024),
+    "rank_timeout_s": (0.5, 1e6),
     "threads": (1, 4096),
     "max_graph_tokens": (0, 512),
 }

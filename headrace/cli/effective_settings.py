@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.checkpoint import ModelArchitecture, ModelSource, load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
 from headrace.cli.engine_options import EngineSettings
-from headrace.cli.preflight import check_parallel
 from headrace.config import EngineConfig
+from headrace.parallel.sizes import check_sizes
 
 if TYPE_CHECKING:
     from headrace.platforms.base import Platform
@@ -38,9 +38,10 @@ def effective_settings(settings: EngineSettings) -> list[EffectiveSetting]:
     from headrace.platforms.base import current_platform
 
     config = settings.config
-    check_parallel(config.parallel)
     source = resolve_model(config.model.model, revision=config.model.revision)
-    chosen = _Choices(config, source, load_architecture(source), current_platform(config.device.device)).all()
+    architecture = load_architecture(source)
+    check_sizes(architecture, config.parallel, source.name)
+    chosen = _Choices(config, source, architecture, current_platform(config.device.device)).all()
     rows = []
     for section in dataclasses.fields(config):
         values = getattr(config, section.name)

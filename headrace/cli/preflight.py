@@ -5,8 +5,8 @@ from __future__ import annotations
 from headrace.checkpoint import load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
 from headrace.checkpoint.source import is_hub_id
-from headrace.config import EngineConfig, ParallelConfig
-from headrace.errors import ConfigError
+from headrace.config import EngineConfig
+from headrace.parallel.sizes import check_sizes
 
 
 def check_start(config: EngineConfig) -> None:
@@ -14,16 +14,9 @@ def check_start(config: EngineConfig) -> None:
 
     Raises: CheckpointError, ConfigError, as the engine would later.
     """
-    check_parallel(config.parallel)
     model = config.model
     if not is_hub_id(model.model):
-        architecture = load_architecture(resolve_model(model.model, revision=model.revision))
+        source = resolve_model(model.model, revision=model.revision)
+        architecture = load_architecture(source)
+        check_sizes(architecture, config.parallel, source.name)
         resolve_max_model_len(model.max_model_len, architecture, model.model)
-
-
-def check_parallel(parallel: ParallelConfig) -> None:
-    """The worker's own rule, told earlier. Raises ConfigError for more than one device."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        size = getattr(parallel, name)
-        if size != 1:
-            raise ConfigError(f"{name} is {size}, but this version runs on one device; set it to 1")

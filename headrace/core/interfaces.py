@@ -35,6 +35,9 @@ class Executor(Protocol):
     def sample_tokens(self, mask: Any | None) -> Future[ModelRunnerOutput]:
         """Sample for the step last given to ``execute_model``; ``mask`` holds grammar bitmasks, or None."""
 
+    def check_alive(self) -> None:
+        """Raises EngineDeadError when no step can be run any more."""
+
     def shutdown(self) -> None:
         """Free the device. Calling twice is allowed."""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from headrace.checkpoint import load_architecture, resolve_model
 from headrace.config import EngineConfig
 from headrace.core.interfaces import Executor
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.scheduler import Scheduler
 from headrace.engine.engine_core import EngineCore
+from headrace.parallel.sizes import check_sizes
 
 
 def build_engine_core(
@@ -23,18 +25,28 @@ def build_engine_core(
     Raises: CheckpointError, ConfigError.
     """
     from headrace.runtime.executor import InProcessExecutor
+    from headrace.runtime.multiproc_executor import MultiprocExecutor
 
     config = with_device_defaults(config)
-    return assemble(config, InProcessExecutor.from_config(config, progress))
+    if config.parallel.world_size == 1:
+        return assemble(config, InProcessExecutor.from_config(config, progress))
+    check_ranks(config)
+    return assemble(config, MultiprocExecutor(config, progress))
+
+
+def check_ranks(config: EngineConfig) -> None:
+    """Refuse numbers of ranks that do not suit the model, before any is started. Raises ConfigError."""
+    source = resolve_model(config.model.model, revision=config.model.revision)
+    check_sizes(load_architecture(source), config.parallel, source.name)
 
 
 def with_device_defaults(config: EngineConfig) -> EngineConfig:
     """Settings that depend on the device, filled in: on a CPU a step that overlaps host work only takes its cores."""
-    from headrace.platforms.base import current_platform
+    from headrace.platforms.base import device_type
 
     if config.scheduler.max_steps_outstanding is not None:
         return config
-    steps = 2 if current_platform(config.device.device).name == "cuda" else 1
+    steps = 2 if device_type(config.device.device) == "cuda" else 1
     scheduler = dataclasses.replace(config.scheduler, max_steps_outstanding=steps)
     return dataclasses.replace(config, scheduler=scheduler)
 

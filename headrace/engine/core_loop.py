@@ -26,6 +26,9 @@ from headrace.engine.messages import (
 )
 from headrace.errors import RequestError
 
+IDLE_LOOK_S = 1
+"""How often an idle core is asked whether it is well."""
+
 
 class Core(Protocol):
     """What the loop needs of an engine core."""
@@ -56,7 +59,7 @@ class Inbox(Protocol):
     """Messages from the client, in order."""
 
     def get(self, block: bool) -> ToCore | None:
-        """The next message; None when there is none (and ``block`` is False)."""
+        """The next message; None when there is none. ``block`` waits for one, up to ``IDLE_LOOK_S``."""
 
 
 class CoreLoop:
@@ -103,12 +106,18 @@ class CoreLoop:
                 self._send(StepNews(outputs, stats_of(core)))
 
     def _take_messages(self, core: Core) -> bool:
-        """Handle what waits; without work, wait for more. Returns False when told to stop."""
+        """Handle what waits; without work, wait for more. Returns False when told to stop.
+
+        A core without work still takes a step every now and then, which does nothing but tell whether it is well.
+        """
         while True:
-            message = self._inbox.get(block=not core.has_work())
+            is_idle = not core.has_work()
+            message = self._inbox.get(block=is_idle)
             if message is None:
-                return True
-            if isinstance(message, AddRequest):
+                if not is_idle:
+                    return True
+                core.step()
+            elif isinstance(message, AddRequest):
                 self._add(core, message.request)
             elif isinstance(message, AbortRequests):
                 core.abort_requests(message.request_ids)

@@ -16,7 +16,7 @@ import threading
 import msgspec
 import zmq
 
-from headrace.engine.core_loop import CoreLoop
+from headrace.engine.core_loop import IDLE_LOOK_S, CoreLoop
 from headrace.engine.messages import CoreSpec, FromCore, ToCore
 
 TO_CORE = "to_core"
@@ -32,9 +32,11 @@ class ZmqInbox:
         self._decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
 
     def get(self, block: bool) -> ToCore | None:
-        """The next message, or None when none waits."""
+        """The next message, or None when none waits; with ``block``, when none comes for a while."""
         try:
-            return self._decoder.decode(self._socket.recv(0 if block else zmq.NOBLOCK))
+            if block and not self._socket.poll(IDLE_LOOK_S * 1000):
+                return None
+            return self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
         except zmq.Again:
             return None
 

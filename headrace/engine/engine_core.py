@@ -130,6 +130,7 @@ class EngineCore:
             raise EngineDeadError(
                 f"a step was broken off by {type(self._failure).__name__}; make a new engine"
             )
+        self.executor.check_alive()
 
     def _step(self) -> list[EngineCoreOutput]:
         while len(self._in_flight) < self._max_outstanding:

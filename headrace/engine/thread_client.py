@@ -10,7 +10,7 @@ from collections import deque
 
 from headrace.core.output import EngineCoreRequest
 from headrace.engine.client import EngineCoreClient, EngineListener
-from headrace.engine.core_loop import CoreLoop
+from headrace.engine.core_loop import IDLE_LOOK_S, CoreLoop
 from headrace.engine.messages import (
     AbortChild,
     AbortRequests,
@@ -34,9 +34,9 @@ class QueueInbox:
         self._queue.put(message)
 
     def get(self, block: bool) -> ToCore | None:
-        """The next message, or None when none waits."""
+        """The next message, or None when none waits; with ``block``, when none comes for a while."""
         try:
-            return self._queue.get(block=block)
+            return self._queue.get(block=block, timeout=IDLE_LOOK_S)
         except queue.Empty:
             return None
 

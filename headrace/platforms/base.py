@@ -77,6 +77,13 @@ class Platform(Protocol):
         """An event, not yet recorded."""
 
 
+def device_type(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+    """What "auto" comes to here, without touching the device."""
+    from headrace.platforms.cuda import is_cuda_usable
+
+    return "cuda" if device == "cuda" or (device == "auto" and is_cuda_usable()) else "cpu"
+
+
 def current_platform(device: Literal["auto", "cpu", "cuda"] = "auto", local_rank: int = 0) -> Platform:
     """The platform for a device name; "auto" is CUDA where a GPU can be used, else the CPU.
 
@@ -88,8 +95,8 @@ def current_platform(device: Literal["auto", "cpu", "cuda"] = "auto", local_rank
         ConfigError: CUDA is asked for and absent, or has fewer GPUs than ``local_rank`` needs.
     """
     from headrace.platforms.cpu import CPUPlatform
-    from headrace.platforms.cuda import CUDAPlatform, is_cuda_usable
+    from headrace.platforms.cuda import CUDAPlatform
 
-    if device == "cuda" or (device == "auto" and is_cuda_usable()):
+    if device_type(device) == "cuda":
         return CUDAPlatform(local_rank)
     return CPUPlatform()

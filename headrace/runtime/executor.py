@@ -100,6 +100,10 @@ class InProcessExecutor:
             future.exception()
         return future
 
+    def check_alive(self) -> None:
+        """Raises EngineDeadError when a step has failed, or after a shutdown."""
+        self._check_alive()
+
     def shutdown(self) -> None:
         """Wait for the steps outstanding and free the device. Calling twice is allowed."""
         if self._is_shut_down:

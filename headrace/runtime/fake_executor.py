@@ -129,6 +129,9 @@ class FakeExecutor:
         self.poll()
         return step.output_future
 
+    def check_alive(self) -> None:
+        """A fake fails in its futures only."""
+
     def shutdown(self) -> None:
         """Refuse further steps; outstanding ones can still be collected."""
         self._failure = self._failure or RuntimeError("the executor was shut down")

@@ -15,7 +15,6 @@ from headrace.checkpoint.load import resolve_max_model_len
 from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput
-from headrace.errors import ConfigError
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan
 from headrace.kernels.registry import Ops, load_kernels
@@ -23,7 +22,7 @@ from headrace.layers.context import LayerContext
 from headrace.loader.base import open_weights
 from headrace.models.causal_lm import CausalLM
 from headrace.models.registry import build_model
-from headrace.parallel.state import ParallelState
+from headrace.parallel.world import World
 from headrace.platforms.base import DeviceEvent, current_platform
 from headrace.runtime.cuda_graph import GraphedModel, LimitedBackend
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
@@ -61,6 +60,7 @@ class Worker:
     Args:
         model, cache, scheduler, parallel, device: sections of the configuration.
         progress: called with (stage, share done in [0, 1]) while loading.
+        world: this rank among others; left out: it is alone.
 
     Raises:
         CheckpointError: the model's files cannot be read or do not fit together.
@@ -75,12 +75,17 @@ class Worker:
         parallel: ParallelConfig,
         device: DeviceConfig,
         progress: Progress | None = None,
+        world: World | None = None,
     ) -> None:
-        _check_parallel(parallel)
+        self._world = world = world or World()
+        assert world.size == parallel.world_size, (
+            "a worker is one rank of all that the configuration asks for"
+        )
         self._cache, self._scheduler = cache, scheduler
-        self._platform = current_platform(device.device)
+        self._platform = current_platform(device.device, world.local_rank)
         self._device = self._platform.device
-        torch.set_num_threads(device.threads or self._platform.default_num_threads())
+        num_threads = max(1, self._platform.default_num_threads() // world.num_local_ranks)
+        torch.set_num_threads(device.threads or num_threads)
         source = resolve_model(model.model, revision=model.revision)
         self._arch = arch = load_architecture(source)
         self.max_model_len = resolve_max_model_len(model.max_model_len, arch, model.model)
@@ -92,12 +97,14 @@ class Worker:
         self._kernels = device.kernels
         self._attention = "triton" if uses_triton else "reference"
         self._max_graph_tokens = device.max_graph_tokens if uses_triton else 0
-        self._ops = Ops.for_device(self._device, device.kernels)
+        self._ops = Ops.for_device(self._device, device.kernels, world.tensor.communicator)
+        self._num_heads = _length(world.tensor.share(arch.num_attention_heads, "attention heads"))
+        self._num_kv_heads = _length(world.tensor.kv_share(arch.num_kv_heads))
         self._model: CausalLM | None = self._load_model(model, source, progress)
         self._specs = kv_cache_specs_for(
-            arch.layer_windows, arch.num_kv_heads, arch.head_dim, cache.block_size, self.kv_dtype
+            arch.layer_windows, self._num_kv_heads, arch.head_dim, cache.block_size, self.kv_dtype
         )
-        self._num_blocks = self._size_kv_cache()
+        self._num_blocks = world.smallest(self._size_kv_cache())
         self._runner: ModelRunner | None = self._make_runner(self._num_blocks)
         logger.info(
             "%s on %s: %s, %d KV blocks of %d tokens",
@@ -150,16 +157,18 @@ class Worker:
             dtype=self.dtype,
             device=self._device,
             arena=Arena(self._device),
-            parallel=ParallelState(),
+            parallel=self._world.tensor,
             max_model_len=self.max_model_len,
         )
         with torch.inference_mode():
-            return build_model(self._arch, context)
+            model = build_model(self._arch, context)
+        self.weight_bytes_read = weights.bytes_read
+        return model
 
     def _make_runner(self, num_blocks: int) -> ModelRunner:
         """A runner over fresh KV memory of so many blocks."""
         arch, size = self._arch, self._cache.block_size
-        layout = KVCacheLayout.for_specs(self._specs, arch.num_kv_heads, arch.head_dim, size, self.kv_dtype)
+        layout = KVCacheLayout.for_specs(self._specs, self._num_kv_heads, arch.head_dim, size, self.kv_dtype)
         kv_cache = KVCache(self._specs, layout, num_blocks, self._device, self._ops.copy_blocks)
         assert self._model is not None
         self._model.bind_kv_cache(kv_cache)
@@ -177,7 +186,7 @@ class Worker:
     def _attention_backend(self) -> AttentionBackend:
         """A planner for one KV group; small steps go into fixed buffers when they are to be graphs."""
         arch, device = self._arch, self._device
-        shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
+        shape = AttentionShape(self._num_heads, self._num_kv_heads, arch.head_dim)
         exact = create_backend(self._attention, shape, device)
         if not self._max_graph_tokens:
             return exact
@@ -215,7 +224,8 @@ class Worker:
             return num_kv_blocks(self._cache, size, 0, "")
         if self._device.type == "cpu":
             one_request_bytes = size.blocks(self.max_model_len) * size.bytes_per_block
-            budget = cpu_budget_bytes(self._platform.available_memory_bytes(), one_request_bytes)
+            available = self._platform.available_memory_bytes() // self._world.num_local_ranks
+            budget = cpu_budget_bytes(available, one_request_bytes)
             return num_kv_blocks(
                 self._cache, size, budget, "a share of free memory; kv_cache_bytes overrides it"
             )
@@ -246,12 +256,8 @@ def _largest_step(num_tokens: int, num_blocks: int, num_groups: int) -> Schedule
     return SchedulerOutput(0, ["profile"], [0], [num_tokens], [0], [new])
 
 
-def _check_parallel(parallel: ParallelConfig) -> None:
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if getattr(parallel, name) != 1:
-            raise ConfigError(
-                f"{name} is {getattr(parallel, name)}, but this version runs on one device; set it to 1"
-            )
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
 
 
 def _weight_progress(progress: Progress) -> Callable[[int, int], None]:

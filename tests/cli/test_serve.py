@@ -12,7 +12,7 @@ from tests.cli.conftest import CommandLine
         (["no/such/model.gguf"], "no such file"),
         (["smollm2", "--max-model-len", "9000"], "8192"),
         (["smollm2", "--tensor-parallel-size", "2"], "tensor_parallel_size"),
-        (["smollm2", "--pipeline-parallel-size", "2"], "pipeline_parallel_size"),
+        (["smollm2", "--pipeline-parallel-size", "31"], "30 layers"),
     ],
 )
 def test_mistakes_are_told_before_the_port_opens(

@@ -44,11 +44,14 @@ MAKERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_model(name: str, folder: Path, seed: int = 0) -> Any:
-    """Save a tiny random model of that architecture in ``folder``; returns the transformers model (fp32, eval)."""
+def make_model(name: str, folder: Path, seed: int = 0, **changes: Any) -> Any:
+    """Save a tiny random model of that architecture in ``folder``; returns the transformers model (fp32, eval).
+
+    changes: to its config.
+    """
     family, options = MAKERS[name]
     kind = f"{family}Text" if family == "Gemma3" else family
-    config = getattr(transformers, f"{kind}Config")(**{**_COMMON, **options})
+    config = getattr(transformers, f"{kind}Config")(**{**_COMMON, **options, **changes})
     torch.manual_seed(seed)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval().float()
     model.save_pretrained(folder)

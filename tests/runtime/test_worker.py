@@ -154,8 +154,6 @@ def test_settings_that_do_not_fit_are_refused(folder: Path) -> None:
         make_worker(folder, num_kv_blocks=None, kv_cache_bytes=100)
     with pytest.raises(ConfigError, match="max_model_len is 300"):
         make_worker(folder, max_model_len=300)
-    with pytest.raises(ConfigError, match="tensor_parallel_size is 2"):
-        make_worker(folder, tensor_parallel_size=2)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="cuda"):
             make_worker(folder, device="cuda")

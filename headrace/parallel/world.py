@@ -1,0 +1,109 @@
+"""World: the ranks that run one model together, and this process's place among them.
+
+Ranks are numbered stage by stage: rank = stage * tensor_parallel_size + tensor rank. So tensor-parallel ranks, which
+talk most, are neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from headrace.config import ParallelConfig
+from headrace.parallel.rank_status import RankStatus
+from headrace.parallel.state import Communicator, ParallelState, SoloCommunicator
+from headrace.parallel.torch_communicator import TorchCommunicator, WatchedCommunicator
+
+
+@dataclass(frozen=True)
+class World:
+    """One process's place.
+
+    Attributes:
+        rank, size: among all ranks.
+        local_rank, num_local_ranks: among those of this host, whose memory and cores they share.
+        tensor: its tensor-parallel group.
+        stage, num_stages: of the pipeline.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    num_local_ranks: int = 1
+    tensor: ParallelState = field(default_factory=ParallelState)
+    stage: int = 0
+    num_stages: int = 1
+
+    @classmethod
+    def join(
+        cls,
+        parallel: ParallelConfig,
+        rank: int,
+        *,
+        rendezvous: str,
+        device: torch.device,
+        local_rank: int,
+        num_local_ranks: int,
+        status: RankStatus,
+    ) -> World:
+        """Meet the other ranks. Blocks until all are there.
+
+        Args:
+            rendezvous: an ``init_method`` of torch.distributed.
+            device: where this rank computes; GPUs talk over NCCL, CPUs over gloo.
+            status: told whenever this rank waits for others.
+        """
+        tensor_size, num_stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+        size = tensor_size * num_stages
+        is_gpu = device.type == "cuda"
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if is_gpu else "gloo",
+            init_method=rendezvous,
+            rank=rank,
+            world_size=size,
+        )
+        stage, tensor_rank = divmod(rank, tensor_size)
+        communicator: Communicator = SoloCommunicator()
+        if tensor_size > 1:
+            groups = [
+                dist.new_group(list(range(first, first + tensor_size)))
+                for first in range(0, size, tensor_size)
+            ]
+            inner = TorchCommunicator(groups[stage], tensor_size, device.type)
+            communicator = WatchedCommunicator(inner, status.enter_wait, status.leave_wait)
+        return cls(
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            num_local_ranks=num_local_ranks,
+            tensor=ParallelState(tensor_rank, tensor_size, communicator),
+            stage=stage,
+            num_stages=num_stages,
+        )
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank's results are the step's: the first of the last stage."""
+        return self.stage == self.num_stages - 1 and self.tensor.rank == 0
+
+    def smallest(self, number: int) -> int:
+        """The smallest of all ranks' numbers."""
+        if self.size == 1:
+            return number
+        everyone = torch.tensor([number], dtype=torch.int64)
+        dist.all_reduce(everyone, dist.ReduceOp.MIN)
+        return int(everyone)
+
+    def describe(self) -> str:
+        """For messages."""
+        return describe_rank(self.rank, self.tensor.size, self.num_stages)
+
+
+def describe_rank(rank: int, tensor_size: int, num_stages: int) -> str:
+    """ "rank 3", and what it is where that is not plain."""
+    if num_stages == 1:
+        return f"rank {rank}"
+    stage, tensor_rank = divmod(rank, tensor_size)
+    return f"rank {rank} (stage {stage}" + (f", tensor rank {tensor_rank})" if tensor_size > 1 else ")")

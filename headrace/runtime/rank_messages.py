@@ -1,0 +1,136 @@
+"""What crosses between an executor and its ranks. One msgspec union each way."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+
+import msgspec
+
+from headrace.config import EngineConfig
+from headrace.core.kv_cache_spec import KVCacheSpec
+from headrace.core.output import ModelRunnerOutput, SchedulerOutput
+
+LENGTH = struct.Struct("<I")
+
+
+class RankSpec(msgspec.Struct, tag="spec"):
+    """The first message: who the ranks are together.
+
+    rendezvous: where they meet, as ``torch.distributed`` takes it ("file:///…", "tcp://host:port").
+    num_local_ranks: ranks that share this host; 0 where ranks are told otherwise.
+    """
+
+    config: EngineConfig
+    rendezvous: str
+    num_local_ranks: int
+
+
+class StepResult(msgspec.Struct):
+    """What a step sampled, for stages that do not sample."""
+
+    step_id: int
+    request_ids: list[str]
+    token_ids: list[int]
+
+
+class RunStep(msgspec.Struct, tag="run"):
+    """Run a step's forward. ``results`` of earlier steps come first."""
+
+    scheduler_output: SchedulerOutput
+    results: list[StepResult] = []
+
+
+class Sample(msgspec.Struct, tag="sample"):
+    """Sample for the step last run. ``mask``: uint32 words of grammar bitmasks, ``num_rows`` rows; None without."""
+
+    mask: bytes | None = None
+    num_rows: int = 0
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """End now."""
+
+
+class RankReady(msgspec.Struct, tag="ready"):
+    """A rank takes steps from now on.
+
+    num_kv_blocks: the same on all ranks.
+    weight_bytes_read: stored bytes that it read.
+    memory_bytes: what it holds on its device.
+    """
+
+    specs: list[KVCacheSpec]
+    num_kv_blocks: int
+    weight_bytes_read: int
+    kv_cache_bytes: int
+    memory_bytes: int
+    device: str
+
+
+class RankProgress(msgspec.Struct, tag="progress"):
+    """How far a rank's loading has come."""
+
+    stage: str
+    share: float
+
+
+class RankOutput(msgspec.Struct, tag="output"):
+    """A step's results, from the rank that reports them."""
+
+    output: ModelRunnerOutput
+
+
+class RankBeat(msgspec.Struct, tag="beat"):
+    """The ``RankStatus`` of a rank on another host, every second."""
+
+    status: list[int]
+
+
+class RankFailed(msgspec.Struct, tag="failed"):
+    """A rank's last words. ``kind`` is the error class's name."""
+
+    kind: str
+    message: str
+    trace: str = ""
+
+
+ToRank = RankSpec | RunStep | Sample | Stop
+FromRank = RankReady | RankProgress | RankOutput | RankBeat | RankFailed
+
+
+class RankVoice:
+    """Sends a rank's messages; any thread may."""
+
+    def __init__(self, rank_socket: socket.socket) -> None:
+        self._socket = rank_socket
+        self._encoder = msgspec.msgpack.Encoder()
+        self._lock = threading.Lock()
+
+    def send(self, message: FromRank) -> None:
+        """Raises OSError when nobody listens any more."""
+        data = self._encoder.encode(message)
+        with self._lock:
+            self._socket.sendall(LENGTH.pack(len(data)) + data)
+
+
+class RankEar:
+    """Puts a rank's messages together from what its socket brings."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._decoder: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+
+    def hear(self, data: bytes) -> list[FromRank]:
+        """The messages that ``data`` completes."""
+        self._buffer += data
+        messages: list[FromRank] = []
+        while len(self._buffer) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._buffer)
+            end = LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            messages.append(self._decoder.decode(self._buffer[LENGTH.size : end]))
+            del self._buffer[:end]
+        return messages

@@ -1,0 +1,89 @@
+"""RankWatch: tells from the ranks' statuses whether one of them hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.parallel.rank_status import Activity, RankStatus
+
+BUSY_SHARE = 0.2
+"""A rank whose main thread uses less of a CPU than this is not computing."""
+BUSY_PATIENCE = 10
+"""A rank that does compute gets so many times the timeout: kernels that compile, or one very long op."""
+
+
+@dataclass(frozen=True, slots=True)
+class HungRank:
+    """The verdict.
+
+    why: continues "rank 1 …".
+    """
+
+    rank: int
+    why: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    num_ticks: int = -1
+    since_s: float = 0.0
+    busy_ms: int = 0
+
+
+class RankWatch:
+    """Remembers when each rank last got on.
+
+    A rank that waits for others is not at fault as long as one of them is behind; if all wait, the one that has got
+    least far is.
+
+    Args:
+        ranks: their numbers.
+        timeout_s: a standstill that counts as a hang.
+    """
+
+    def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
+        self._ranks = list(ranks)
+        self._timeout_s = timeout_s
+        self._seen = {rank: _Seen() for rank in ranks}
+        self._was_idle = True
+
+    def look(
+        self, statuses: Sequence[RankStatus], last_step: int, has_work: bool, now_s: float
+    ) -> HungRank | None:
+        """Call every now and then.
+
+        Args:
+            statuses: of the ranks, in order.
+            last_step: the newest step that the ranks were told to run.
+            has_work: whether results are awaited.
+            now_s: monotonic time.
+        """
+        stuck: dict[int, float] = {}
+        for rank, status in zip(self._ranks, statuses, strict=True):
+            seen = self._seen[rank]
+            if status.num_ticks != seen.num_ticks or self._was_idle:
+                self._seen[rank] = _Seen(status.num_ticks, now_s, status.busy_ms)
+            elif now_s - seen.since_s > self._limit_s(status, seen, now_s):
+                stuck[rank] = now_s - seen.since_s
+        self._was_idle = not has_work
+        return self._judge(dict(zip(self._ranks, statuses, strict=True)), stuck, last_step) if stuck else None
+
+    def _limit_s(self, status: RankStatus, seen: _Seen, now_s: float) -> float:
+        is_busy = status.busy_ms - seen.busy_ms > BUSY_SHARE * 1e3 * (now_s - seen.since_s)
+        return self._timeout_s * (BUSY_PATIENCE if is_busy else 1)
+
+    def _judge(
+        self, statuses: dict[int, RankStatus], stuck: dict[int, float], last_step: int
+    ) -> HungRank | None:
+        unfinished = [rank for rank in self._ranks if statuses[rank].step_ended < last_step]
+        for rank in unfinished:
+            if rank in stuck and statuses[rank].activity is not Activity.WAITS:
+                return HungRank(rank, f"has got nowhere for {stuck[rank]:.0f} s")
+        if unfinished and all(rank in stuck for rank in unfinished):
+            rank = min(unfinished, key=lambda each: statuses[each].num_ticks)
+            return HungRank(rank, f"waits for other ranks, and they for it, for {stuck[rank]:.0f} s")
+        if not unfinished and len(stuck) == len(self._ranks):
+            rank = self._ranks[-1]
+            return HungRank(rank, f"and the others have waited for their devices for {stuck[rank]:.0f} s")
+        return None

@@ -1,0 +1,128 @@
+"""Ranks as processes: what they say while loading, how they end, and what is told when one fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.core.output import EngineCoreRequest
+from headrace.engine.assemble import build_engine_core
+from headrace.engine.engine_core import EngineCore
+from headrace.errors import ConfigError, EngineDeadError
+from headrace.runtime.multiproc_executor import MultiprocExecutor
+from headrace.sampling_params import SamplingParams
+from tests.e2e.tiny_models import make_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_model("llama", path)
+    return path
+
+
+def config(folder: Path, **options: Any) -> EngineConfig:
+    settings = {
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": 1,
+        "skip_tokenizer_init": True,
+        "max_model_len": 128,
+        "num_kv_blocks": 64,
+        "tensor_parallel_size": 2,
+        "rank_timeout_s": 2.0,
+    }
+    return EngineConfig.from_options(model=str(folder), **{**settings, **options})
+
+
+def is_alive(pid: int) -> bool:
+    """False for what is gone or only waits to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def pids_of(core: EngineCore) -> list[int]:
+    assert isinstance(core.executor, MultiprocExecutor)
+    return core.executor.pids()
+
+
+def start_request(core: EngineCore, number: int = 0) -> None:
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    core.add_request(EngineCoreRequest(f"r{number}", [5, 6, 7], params, 100))
+
+
+def step_until_death(core: EngineCore) -> tuple[EngineDeadError, float]:
+    """The error, and how long it took."""
+    start_s = time.monotonic()
+    number = 1
+    with pytest.raises(EngineDeadError) as caught:
+        while time.monotonic() - start_s < 30:
+            core.step()
+            if not core.has_work():
+                start_request(core, number)
+                number += 1
+    return caught.value, time.monotonic() - start_s
+
+
+def test_a_killed_rank_ends_the_engine(folder: Path) -> None:
+    progress: list[tuple[str, float]] = []
+    core = build_engine_core(config(folder), lambda stage, share: progress.append((stage, share)))
+    assert isinstance(core.executor, MultiprocExecutor)
+    assert progress[-1] == ("loading weights", 1.0)
+    reports = core.executor.rank_reports()
+    assert len(reports) == 2 and all(report.num_kv_blocks == 64 for report in reports)
+    assert sum(report.weight_bytes_read for report in reports) > 0
+    start_request(core)
+    for _ in range(3):
+        core.step()
+    pids = pids_of(core)
+    os.kill(pids[1], signal.SIGKILL)
+    error, took_s = step_until_death(core)
+    assert "rank 1 was ended by SIGKILL" in str(error) and "its last step was" in str(error)
+    assert took_s < 5
+    assert not any(is_alive(pid) for pid in pids)
+    with pytest.raises(EngineDeadError, match="rank 1"):
+        core.executor.check_alive()
+    core.shutdown()
+    core.shutdown()
+
+
+@pytest.mark.slow
+def test_a_frozen_rank(folder: Path) -> None:
+    core = build_engine_core(config(folder))
+    start_request(core)
+    core.step()
+    pids = pids_of(core)
+    os.kill(pids[0], signal.SIGSTOP)
+    error, took_s = step_until_death(core)
+    assert "rank 0 has got nowhere for" in str(error) and took_s < 6
+    assert not any(is_alive(pid) for pid in pids)
+    core.shutdown()
+
+
+@pytest.mark.slow
+def test_mistakes_found_while_loading_keep_their_class(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_bytes"):
+        MultiprocExecutor(config(folder, num_kv_blocks=None, kv_cache_bytes=100))
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size 4 .* over 1, 2 or 6 ranks"):
+        build_engine_core(config(folder, tensor_parallel_size=4))
+
+
+@pytest.mark.slow
+def test_a_shutdown_leaves_nothing_behind(folder: Path) -> None:
+    core = build_engine_core(config(folder))
+    pids = pids_of(core)
+    start_request(core)
+    core.step()
+    core.shutdown()
+    assert not any(is_alive(pid) for pid in pids)
+    with pytest.raises(EngineDeadError, match="shut down"):
+        core.executor.check_alive()
