@@ -12,7 +12,6 @@ from headrace.engine.async_llm import AsyncLLM
 from headrace.engine.mailbox import Mailbox
 from headrace.engine.output_processor import RequestOutputKind
 from headrace.outputs import RequestOutput
-from headrace.serve.chunks import error_event
 from headrace.serve.connection import until_gone
 from headrace.serve.errors import ClientGone, api_error, json_response
 from headrace.serve.job import AnswerFormat, Job, end_of
@@ -115,5 +114,5 @@ class EventStream(Response):
         except ClientGone:
             raise
         except Exception as error:
-            data += error_event(api_error(error).body())
+            data += form.failure(api_error(error))
         await send({"type": "http.response.body", "body": data, "more_body": False})

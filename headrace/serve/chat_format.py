@@ -6,27 +6,47 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.engine.front_end import FrontEnd
+from headrace.engine.prompts import ParsedPrompt
 from headrace.outputs import CompletionOutput, RequestOutput
+from headrace.serve.chat_plan import ChatPlan
+from headrace.serve.chunk_format import ChunkFormat
 from headrace.serve.chunks import to_json
-from headrace.serve.job import AnswerFormat, end_of
+from headrace.serve.job import end_of
 from headrace.serve.logprobs import chat_logprobs, prompt_logprobs
+from headrace.serve.parsed_stream import ParsedStream
 from headrace.serve.protocol import ChatRequest
+from headrace.serve.tools.events import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Event,
+    ParsedAnswer,
+    ParseFailure,
+    Reasoning,
+)
 from headrace.serve.usage import usage_of
 
 
-class ChatFormat(AnswerFormat):
-    """Chat completions: one prompt, n choices."""
+class ChatFormat(ChunkFormat):
+    """Chat completions: one prompt, n choices, each read for reasoning and tool calls as the plan says."""
 
     id_prefix = "chatcmpl"
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
-    def __init__(self, request: ChatRequest, model: str, front_end: FrontEnd) -> None:
+    def __init__(
+        self, request: ChatRequest, model: str, front_end: FrontEnd, plan: ChatPlan, prompt: ParsedPrompt
+    ) -> None:
         super().__init__(request, model, front_end)
         self._num_top = request.top_logprobs or 0
         self._wants_logprobs = bool(request.logprobs)
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
         self._has_opened = False
+        self._streams: list[ParsedStream] | None = None
+        if not plan.is_plain:
+            self._streams = [ParsedStream(plan.new_parser(prompt)) for _ in range(self.n)]
+            self._is_text_only = False
 
     def _logprobs(self, answer: CompletionOutput) -> dict[str, Any] | None:
         if not self._wants_logprobs:
@@ -48,12 +68,16 @@ class ChatFormat(AnswerFormat):
         return body
 
     def _choice(self, answer: CompletionOutput) -> dict[str, Any]:
-        choice = {
-            "index": answer.index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
-            "logprobs": self._logprobs(answer),
-            **end_of(answer),
-        }
+        end = end_of(answer)
+        if self._streams is None:
+            message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        else:
+            stream = self._streams[answer.index]
+            whole = ParsedAnswer()
+            whole.add(stream.read(answer))
+            message = _message(whole)
+            end["finish_reason"] = stream.finish_reason
+        choice = {"index": answer.index, "message": message, "logprobs": self._logprobs(answer), **end}
         if self.wants_token_ids:
             choice["token_ids"] = answer.token_ids
         return choice
@@ -70,25 +94,82 @@ class ChatFormat(AnswerFormat):
         )
 
     def detailed_events(self, number: int, output: RequestOutput, answer: CompletionOutput) -> bytes:
-        """Content; the reason of an answer's end comes in a chunk of its own."""
+        """Deltas; the reason of an answer's end comes in a chunk of its own."""
         events = b""
         if self.wants_token_ids and not self._has_opened:
             self._has_opened = True
             events = self._event({"index": 0, "delta": {}, "prompt_token_ids": output.prompt_token_ids})
-        if answer.text or (answer.token_ids and (self._wants_logprobs or self.wants_token_ids)):
-            events += self._event(self._content(answer))
+        end = end_of(answer)
+        deltas = [{"content": answer.text}] if answer.text else []
+        if self._streams is not None:
+            stream = self._streams[number]
+            deltas = [delta for event in stream.read(answer) for delta in _deltas(event)]
+            end["finish_reason"] = stream.finish_reason
+        if not deltas and answer.token_ids and (self._wants_logprobs or self.wants_token_ids):
+            deltas = [{}] if self._streams is not None else [{"content": ""}]
+        for position, delta in enumerate(deltas):
+            choice: dict[str, Any] = {"index": number, "delta": delta}
+            events += self._event(choice if position else choice | self._token_details(answer))
         if answer.finish_reason is not None:
-            events += self._event({"index": number, "delta": {}, **end_of(answer)})
+            events += self._event({"index": number, "delta": {}, **end})
         return events
 
-    def _content(self, answer: CompletionOutput) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": answer.index, "delta": {"content": answer.text}}
+    def _token_details(self, answer: CompletionOutput) -> dict[str, Any]:
+        """What is told of the tokens in a chunk; it stands in the first chunk that they make."""
+        details: dict[str, Any] = {}
         if self._wants_logprobs:
-            choice["logprobs"] = self._logprobs(answer)
+            details["logprobs"] = self._logprobs(answer)
         if self.wants_token_ids:
-            choice["token_ids"] = answer.token_ids
-        return choice
+            details["token_ids"] = answer.token_ids
+        return details
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         whole = {"logprobs": None, "finish_reason": None, **choice}
         return self.envelope.event(to_json(whole), self.running_usage)
+
+
+def _deltas(event: Event) -> list[dict[str, Any]]:
+    match event:
+        case Content(text):
+            return [{"content": text}]
+        case Reasoning(text):
+            return [{"reasoning_content": text}]
+        case CallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return [
+                {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+            ]
+        case CallArguments(index, text):
+            return [{"tool_calls": [{"index": index, "function": {"arguments": text}}]}]
+        case CallEnd():
+            return []
+        case ParseFailure():
+            return [{"tool_parse_errors": [failure_object(event)]}]
+
+
+def failure_object(failure: ParseFailure) -> dict[str, Any]:
+    """A text that began as a call and is none, for a client."""
+    return {"code": failure.code, "message": failure.message, "tool_call_index": failure.index}
+
+
+def _message(whole: ParsedAnswer) -> dict[str, Any]:
+    has_content = bool(whole.content) or not whole.calls
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": whole.content if has_content else None,
+        "refusal": None,
+    }
+    if whole.reasoning:
+        message["reasoning_content"] = whole.reasoning
+    if whole.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in whole.calls
+        ]
+    if whole.failures:
+        message["tool_parse_errors"] = [failure_object(failure) for failure in whole.failures]
+    return message

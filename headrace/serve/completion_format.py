@@ -7,15 +7,16 @@ from typing import Any
 
 from headrace.engine.front_end import FrontEnd
 from headrace.outputs import CompletionOutput, RequestOutput
+from headrace.serve.chunk_format import ChunkFormat
 from headrace.serve.chunks import to_json
 from headrace.serve.echo import PromptEcho
-from headrace.serve.job import AnswerFormat, end_of
+from headrace.serve.job import end_of
 from headrace.serve.logprobs import CompletionLogprobs, prompt_logprobs
 from headrace.serve.protocol import CompletionRequest
 from headrace.serve.usage import usage_of
 
 
-class CompletionFormat(AnswerFormat):
+class CompletionFormat(ChunkFormat):
     """Text completions, with echo, logprobs and the best of several.
 
     With ``max_tokens`` 0 the one token that was computed is left out everywhere.

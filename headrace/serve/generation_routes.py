@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.engine.front_end import FrontEnd
 from headrace.engine.prompts import ParsedPrompt
 from headrace.sampling_params import SamplingParams
 from headrace.serve.answering import answer
 from headrace.serve.body import decode_body
 from headrace.serve.chat_format import ChatFormat
+from headrace.serve.chat_plan import ChatPlan, plan_chat
 from headrace.serve.completion_format import CompletionFormat
-from headrace.serve.context import ServerContext
+from headrace.serve.context import ServerContext, tokenizer_of
 from headrace.serve.errors import ApiError
 from headrace.serve.job import AnswerFormat, Job
 from headrace.serve.prompts import chat_prompt, completion_prompts
 from headrace.serve.protocol import ChatRequest, CompletionRequest
 from headrace.serve.sampling import chat_params, completion_params
 from headrace.serve.unsupported import refuse_unsupported
+
+FormatMaker = Callable[[ChatRequest, str, FrontEnd, ChatPlan, ParsedPrompt], AnswerFormat]
 
 # Tokenizing and rendering this much takes longer than a step: other streams must not wait for it.
 _LARGE_BODY_BYTES = 16384
@@ -42,16 +47,29 @@ async def create_completion(context: ServerContext, request: Request, body: byte
 
 async def create_chat_completion(context: ServerContext, request: Request, body: bytes) -> Response:
     """Answer a conversation."""
-    wanted = decode_body(body, ChatRequest)
+    return await answer_chat(context, decode_body(body, ChatRequest), len(body), ChatFormat)
+
+
+async def answer_chat(
+    context: ServerContext, wanted: ChatRequest, num_bytes: int, make_format: FormatMaker
+) -> Response:
+    """Answer a conversation in the form of one of the APIs.
+
+    Args:
+        num_bytes: size of the request's body.
+        make_format: the form, for this request.
+    """
     model = await context.check_model(wanted.model)
     refuse_unsupported(wanted)
     params = chat_params(wanted)
     front_end = await context.admit()
-    if len(body) > _LARGE_BODY_BYTES:
-        prompt = await asyncio.to_thread(chat_prompt, wanted, front_end)
+    plan = plan_chat(wanted, tokenizer_of(front_end), context.config)
+    plan.adjust(params)
+    if num_bytes > _LARGE_BODY_BYTES:
+        prompt = await asyncio.to_thread(chat_prompt, wanted, front_end, plan)
     else:
-        prompt = chat_prompt(wanted, front_end)
-    form = ChatFormat(wanted, model, front_end)
+        prompt = chat_prompt(wanted, front_end, plan)
+    form = make_format(wanted, model, front_end, plan, prompt)
     return await answer(context.llm, _job(context, wanted, [prompt], params, form))
 
 

@@ -2,112 +2,39 @@
 
 from __future__ import annotations
 
-import abc
-import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from headrace import __version__
-from headrace.engine.front_end import FrontEnd
 from headrace.engine.prompts import ParsedPrompt
 from headrace.outputs import CompletionOutput, RequestOutput
 from headrace.sampling_params import SamplingParams
-from headrace.serve.chunks import DONE, ChunkEnvelope, to_json
 from headrace.serve.errors import ApiError
-from headrace.serve.logprobs import TokenNames
-from headrace.serve.protocol import GenerationRequest
-from headrace.serve.usage import UsageCounter
 
 
-class AnswerFormat(abc.ABC):
-    """The form of one answer, whole or streamed. One object serves one request.
+class AnswerFormat(Protocol):
+    """The form of one answer in one API, whole or streamed. One object serves one request.
 
-    Choices are numbered prompt by prompt: choice ``index * n + answer.index``.
+    Prompts are told apart by their index; outputs of a stream hold what is new.
     """
 
-    id_prefix: str
-    object_name: str
-    chunk_name: str
-
-    def __init__(self, request: GenerationRequest, model: str, front_end: FrontEnd) -> None:
-        options = request.stream_options
-        self.response_id = f"{self.id_prefix}-{request.request_id or uuid.uuid4().hex}"
-        self.n = request.n or 1
-        self.names = TokenNames(front_end.tokenizer, bool(request.return_tokens_as_token_ids))
-        self.wants_token_ids = bool(request.return_token_ids)
-        self._head = {
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": f"headrace-{__version__}",
-        }
-        self._wants_usage = options is not None and bool(options.include_usage)
-        self._wants_running_usage = options is not None and bool(options.continuous_usage_stats)
-        self._is_text_only = not (
-            self._wants_running_usage or self.wants_token_ids or self.has_logprobs(request)
-        )
-        self._text_parts: dict[int, tuple[bytes, bytes]] = {}
-        self.usage = UsageCounter()
-        self.envelope = ChunkEnvelope(self.head(self.chunk_name), self._wants_usage)
-
-    def head(self, object_name: str) -> dict[str, Any]:
-        """The fields that open each body and chunk."""
-        return {"id": self.response_id, "object": object_name, **self._head}
-
-    @staticmethod
-    def has_logprobs(request: GenerationRequest) -> bool:
-        """Whether chunks hold log-probabilities."""
-        wanted = getattr(request, "logprobs", None)
-        return wanted is not None and wanted is not False  # 0 asks for those of the tokens themselves
-
-    @abc.abstractmethod
     def body(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The whole answer, of finished outputs in the prompts' order."""
+        """The whole answer, of finished outputs in the prompts' order. Raises ApiError 500 if the engine failed."""
 
     def opening(self) -> bytes:
         """Events before the first token."""
-        return b""
 
     def events(self, index: int, output: RequestOutput) -> bytes:
         """Events for the new parts in ``output``, of prompt number ``index``; may be empty.
 
         Raises: ApiError 500 if the engine failed on it.
         """
-        self.usage.add(index, output)
-        data = b""
-        for answer in output.outputs:
-            number = index * self.n + answer.index
-            parts = self._text_parts.get(number)
-            if parts is None or answer.finish_reason is not None:
-                data += self.detailed_events(number, output, answer)
-                if self._is_text_only:
-                    self._text_parts[number] = self.text_parts(number)
-            elif answer.text:
-                data += parts[0] + to_json(answer.text) + parts[1]
-        return data
-
-    @abc.abstractmethod
-    def text_parts(self, number: int) -> tuple[bytes, bytes]:
-        """What stands around the text in a chunk of choice ``number`` that holds nothing else."""
-
-    @abc.abstractmethod
-    def detailed_events(self, number: int, output: RequestOutput, answer: CompletionOutput) -> bytes:
-        """Events for one answer's news, when they are its first or last or hold more than text."""
 
     def closing(self) -> bytes:
         """Events after the last token."""
-        usage = self.envelope.usage_event(self.report_usage()) if self._wants_usage else b""
-        return usage + DONE
 
-    def report_usage(self) -> dict[str, Any]:
-        """Usage so far."""
-        return self.usage.report()
-
-    @property
-    def running_usage(self) -> dict[str, Any] | None:
-        """Usage so far if each chunk should tell it (``continuous_usage_stats``)."""
-        return self.report_usage() if self._wants_running_usage else None
+    def failure(self, error: ApiError) -> bytes:
+        """The event that ends a stream which failed."""
 
 
 def end_of(answer: CompletionOutput) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.prompts import ParsedPrompt
 from headrace.errors import RequestError
+from headrace.serve.chat_plan import ChatPlan
 from headrace.serve.context import tokenizer_of
 from headrace.serve.errors import ApiError
 from headrace.serve.protocol import ChatRequest, CompletionRequest, TokenizeRequest
@@ -66,17 +67,17 @@ def _completion_prompt(
     raise ApiError(400, f"prompt must be {_FORMS}", param="prompt", code="invalid_type")
 
 
-def chat_prompt(request: ChatRequest | TokenizeRequest, front_end: FrontEnd) -> ParsedPrompt:
+def chat_prompt(request: ChatRequest | TokenizeRequest, front_end: FrontEnd, plan: ChatPlan) -> ParsedPrompt:
     """The prompt that the chat template makes of the messages. Raises ApiError 400, RequestError."""
     tokenizer = tokenizer_of(front_end)
     continues = bool(request.continue_final_message)
     starts = request.add_generation_prompt
-    has_tools = isinstance(request, ChatRequest) and request.tool_choice == "none"
+    messages, tools = plan.put(_checked_messages(request, tokenizer))
     text = tokenizer.apply_chat_template(
-        _checked_messages(request, tokenizer),
+        messages,
         not continues if starts is None else starts,
         continues,
-        tools=None if has_tools else request.tools,
+        tools=tools,
         documents=request.documents if isinstance(request, ChatRequest) else None,
         chat_template=request.chat_template,
         **_template_variables(request.chat_template_kwargs or {}),

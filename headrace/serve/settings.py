@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from headrace.config import knob
 from headrace.errors import ConfigError
+from headrace.serve.tools.reasoning import REASONING_PARSERS
+from headrace.serve.tools.registry import FORMATS
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,13 @@ class ServerConfig:
     )
     drain_s: float = knob(120.0, "on SIGTERM, running answers may take this long to end")
 
+    tool_parser: str = knob(
+        "auto", f"how the model writes tool calls: auto (by its chat template), {', '.join(FORMATS)}"
+    )
+    reasoning_parser: str = knob(
+        "auto", f"tags around reasoning: auto (by the chat template), none, {', '.join(REASONING_PARSERS)}"
+    )
+
     def __post_init__(self) -> None:
         for name, low, high in (
             ("port", 0, 65535),
@@ -32,5 +41,12 @@ class ServerConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ConfigError(f"{name} must be in [{low:g}, {high:g}]; got {value:g}")
+        _one_of("tool_parser", self.tool_parser, ["auto", *FORMATS])
+        _one_of("reasoning_parser", self.reasoning_parser, ["auto", "none", *REASONING_PARSERS])
         if self.api_key == "":
             raise ConfigError("api_key is empty: leave it out to serve without a key")
+
+
+def _one_of(name: str, value: str, known: list[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} must be one of {', '.join(known)}; got {value!r}")

@@ -10,10 +10,12 @@ from starlette.responses import Response
 
 from headrace.engine.front_end import FrontEnd
 from headrace.serve.body import decode_body
+from headrace.serve.chat_plan import plan_chat
 from headrace.serve.context import ServerContext, tokenizer_of
 from headrace.serve.errors import ApiError, json_response
 from headrace.serve.prompts import chat_prompt
-from headrace.serve.protocol import DetokenizeRequest, TokenizeRequest
+from headrace.serve.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
+from headrace.serve.settings import ServerConfig
 
 
 async def tokenize(context: ServerContext, request: Request, body: bytes) -> Response:
@@ -23,15 +25,19 @@ async def tokenize(context: ServerContext, request: Request, body: bytes) -> Res
     if (wanted.prompt is None) == (wanted.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt", code="missing_field")
     front_end = await context.llm.front_end()
-    return json_response(await asyncio.to_thread(_tokenized, wanted, front_end))
+    return json_response(await asyncio.to_thread(_tokenized, wanted, front_end, context.config))
 
 
-def _tokenized(wanted: TokenizeRequest, front_end: FrontEnd) -> dict[str, Any]:
+def _tokenized(wanted: TokenizeRequest, front_end: FrontEnd, config: ServerConfig) -> dict[str, Any]:
     tokenizer = tokenizer_of(front_end)
     if wanted.prompt is not None:
         ids = tokenizer.encode(wanted.prompt, add_special_tokens=wanted.add_special_tokens is not False)
     else:
-        ids = chat_prompt(wanted, front_end).token_ids or []
+        request = ChatRequest(
+            messages=wanted.messages or [], tools=wanted.tools, chat_template=wanted.chat_template
+        )
+        plan = plan_chat(request, tokenizer, config)
+        ids = chat_prompt(wanted, front_end, plan).token_ids or []
     texts = [tokenizer.token_text(token) for token in ids] if wanted.return_token_strs else None
     return {"count": len(ids), "max_model_len": front_end.max_model_len, "tokens": ids, "token_strs": texts}
 

@@ -21,7 +21,7 @@ def _is_plain_text(value: Any) -> bool:
 
 # field -> (does this value ask for nothing, what to say)
 _STRUCTURED = "structured output is not supported by this server yet: leave the field out"
-_TOOLS = "tool calling is not supported by this server yet: leave the field out"
+_TOOLS = "this form of tool calling is not supported: use tools and tool_choice"
 _BEAMS = "beam search is not supported: leave the field out"
 _FIELDS: dict[str, tuple[_Check, str]] = {
     "response_format": (_is_plain_text, _STRUCTURED + ", or send {'type': 'text'}"),
@@ -52,15 +52,13 @@ def refuse_unsupported(request: GenerationRequest) -> None:
         value = getattr(request, name, None)
         if value is not None and not asks_nothing(value):
             raise ApiError(400, f"{name}: {message}", param=name, code="unsupported_field")
-    if isinstance(request, ChatRequest):
-        _refuse_tools(request)
-        if request.echo:
-            raise ApiError(
-                400,
-                "echo: chat answers do not repeat the last message; use continue_final_message and join them",
-                param="echo",
-                code="unsupported_field",
-            )
+    if isinstance(request, ChatRequest) and request.echo:
+        raise ApiError(
+            400,
+            "echo: chat answers do not repeat the last message; use continue_final_message and join them",
+            param="echo",
+            code="unsupported_field",
+        )
     if request.stream_options is not None and not request.stream:
         raise ApiError(
             400,
@@ -74,13 +72,3 @@ def refuse_unsupported(request: GenerationRequest) -> None:
         and request.best_of not in (None, request.n or 1)
     ):
         raise ApiError(400, "best_of answers cannot be streamed", param="best_of", code="invalid_value")
-
-
-def _refuse_tools(request: ChatRequest) -> None:
-    choice = request.tool_choice
-    if choice not in (None, "none", "auto"):
-        raise ApiError(400, f"tool_choice: {_TOOLS}", param="tool_choice", code="unsupported_field")
-    if request.tools and choice != "none":
-        raise ApiError(
-            400, f"tools: {_TOOLS}, or set tool_choice to 'none'", param="tools", code="unsupported_field"
-        )

@@ -73,6 +73,17 @@ class Tokenizer:
         """The default chat template's source, or None when the model has none."""
         return self._special.chat_templates.get("default")
 
+    def template_source(self, has_tools: bool) -> str | None:
+        """The source of the template that a conversation gets; some models have another one for tools."""
+        return self._special.chat_templates.get(self._template_name(has_tools))
+
+    def _template_name(self, has_tools: bool) -> str:
+        return "tool_use" if has_tools and "tool_use" in self._special.chat_templates else "default"
+
+    def is_special_text(self, text: str) -> bool:
+        """Whether ``text`` is a special token, which decoding leaves out when told to skip them."""
+        return self._backend.token_to_id(text) in self.special_ids
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; special tokens written out in it are recognised.
 
@@ -175,7 +186,7 @@ class Tokenizer:
                 )
             return ChatTemplate(override)
         sources = self._special.chat_templates
-        name = "tool_use" if has_tools and "tool_use" in sources else "default"
+        name = self._template_name(has_tools)
         if name not in sources:
             raise RequestError(
                 "this model has no chat template; send a plain prompt to the completions API, or start the server "

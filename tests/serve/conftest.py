@@ -16,6 +16,14 @@ def server() -> Iterator[LaunchedServer]:
     assert started.stop() == 0
 
 
+@pytest.fixture(scope="session")
+def parrot() -> Iterator[LaunchedServer]:
+    """A server whose answers are what the prompt says behind SAY:, so that tests choose a model's words."""
+    started = LaunchedServer({"factory": "tests.serve.odd_cores:parrot", "core": {}}).wait_ready()
+    yield started
+    assert started.stop() == 0
+
+
 @pytest.fixture
 def launch() -> Iterator[Callable[..., LaunchedServer]]:
     """Starts servers that end with the test."""

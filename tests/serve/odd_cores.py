@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from headrace.config import EngineConfig
-from headrace.core.output import EngineCoreOutput
+from headrace.core.output import EngineCoreOutput, EngineCoreRequest
+from headrace.engine.front_end import FrontEnd
 from headrace.engine.null_core import NullCore
 from tests.serve.null_server import TOKENS
 
@@ -38,3 +40,38 @@ class FailsOne(NullCore):
 
 def fails_one(config: EngineConfig, prompt_length: int, progress: object = None) -> FailsOne:
     return FailsOne(config, prompt_length)
+
+
+class Parrot(NullCore):
+    """Answers with the text that follows SAY: in the prompt's last message, one of the tokenizer's tokens a step."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config, TOKENS)
+        tokenizer = FrontEnd.open(config.model).tokenizer
+        assert tokenizer is not None
+        self.tokenizer = tokenizer
+        self.answers: dict[str, list[int]] = {}
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        super().add_request(request)
+        prompt = self.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        text = prompt.rpartition("SAY:")[2].partition("<|im_end|>")[0]
+        self.answers[request.request_id] = self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _advance(self, sequence: Any, now: float) -> EngineCoreOutput:
+        output = super()._advance(sequence, now)
+        if sequence.num_done == len(self.answers[output.request_id]) + 1:
+            output.finish_reason = "stop"
+            sequence.timeline.stamp("FINISHED", now, "stop")
+            output.timeline = sequence.timeline
+        return output
+
+    def _token(self, request: EngineCoreRequest, position: int) -> int:
+        answer = self.answers[request.request_id]
+        eos = self.tokenizer.eos_token_id
+        assert eos is not None
+        return answer[position] if position < len(answer) else eos
+
+
+def parrot(config: EngineConfig, progress: object = None) -> Parrot:
+    return Parrot(config)

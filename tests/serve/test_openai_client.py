@@ -85,5 +85,5 @@ def test_errors_are_the_clients_types(client: openai.OpenAI) -> None:
         client.chat.completions.create(
             model="smollm2",
             messages=[{"role": "user", "content": "Hi"}],
-            tools=[{"type": "function", "function": {"name": "f"}}],
+            tools=[{"type": "function", "function": {"name": "no name"}}],
         )

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "serving.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "serving.md", ROOT / "docs" / "tools.md"]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,11 @@ class AnswerParser:
         self._reasoning = reasoning
         self._tools = tools
 
+    @property
+    def has_enough(self) -> bool:
+        """True when the answer is over whatever follows: it has as many calls as it may."""
+        return self._tools is not None and self._tools.has_enough
+
     def feed(self, text: str) -> list[Event]:
         """Take in more text; what is sure by now."""
         found: list[Event] = [Content(text)] if text else []

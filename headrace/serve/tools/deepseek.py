@@ -27,7 +27,7 @@ class DeepSeekFormat(ToolFormat):
     def frame(self, name: str) -> Frame:
         """What stands around calls of the function ``name``."""
         before = f"{_CALL}function{_SEP}{name}\n{_FENCE}json\n"
-        return Frame(_CALLS, before, f"\n{_FENCE}{_CALL_END}", "\n", _CALLS_END)
+        return Frame(_CALLS, before, f"\n{_FENCE}{_CALL_END}", "\n", _CALLS_END, _CALLS)
 
 
 class _DeepSeekParser(ToolParser):

@@ -24,7 +24,7 @@ class HermesFormat(ToolFormat):
     def frame(self, name: str) -> Frame:
         """What stands around calls of the function ``name``."""
         before = f'{_OPEN}\n{{"name": {quoted(name)}, "arguments": '
-        return Frame("", before, "}\n" + _CLOSE, "\n", "")
+        return Frame("", before, "}\n" + _CLOSE, "\n", "", _OPEN)
 
 
 class _HermesParser(ToolParser):

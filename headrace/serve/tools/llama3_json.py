@@ -27,7 +27,7 @@ class Llama3JsonFormat(ToolFormat):
 
     def frame(self, name: str) -> Frame:
         """What stands around calls of the function ``name``."""
-        return Frame("", f'{{"name": {quoted(name)}, "parameters": ', "}", "; ", "")
+        return Frame("", f'{{"name": {quoted(name)}, "parameters": ', "}", "; ", "", "")
 
 
 class _Llama3JsonParser(ToolParser):

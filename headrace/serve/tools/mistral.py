@@ -32,7 +32,7 @@ class MistralFormat(ToolFormat):
 
     def frame(self, name: str) -> Frame:
         """What stands around calls of the function ``name``: the list."""
-        return Frame(_MARK + "[", f'{{"name": {quoted(name)}, "arguments": ', "}", ", ", "]")
+        return Frame(_MARK + "[", f'{{"name": {quoted(name)}, "arguments": ', "}", ", ", "]", _MARK)
 
 
 class _MistralParser(ToolParser):

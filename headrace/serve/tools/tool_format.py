@@ -16,6 +16,7 @@ class Frame(NamedTuple):
 
     opening, closing: around all calls.  separator: between two of them.
     before, after: around one call's arguments, with the function's name filled in.
+    trigger: what stands before every call and nowhere else; "" if the whole answer is calls or has none.
     """
 
     opening: str
@@ -23,6 +24,7 @@ class Frame(NamedTuple):
     after: str
     separator: str
     closing: str
+    trigger: str
 
 
 class ToolFormat(abc.ABC):
@@ -52,7 +54,7 @@ class ToolFormat(abc.ABC):
     def render(self, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
         """The text of calls, each a name and its arguments."""
         parts = []
-        frame = Frame("", "", "", "", "")
+        frame = Frame("", "", "", "", "", "")
         for name, arguments in calls:
             own = self.frame(name)
             assert own is not None, "a format without frames has its own render"

@@ -53,6 +53,11 @@ class ToolParser(abc.ABC):
         self._is_over = False
         self._machine = self._parse()
 
+    @property
+    def has_enough(self) -> bool:
+        """True when there are as many calls as the rules allow."""
+        return self._num_complete == self._rules.max_calls
+
     def feed(self, text: str) -> list[Event]:
         """Take in more text; what is sure by now."""
         if not self._is_over:
