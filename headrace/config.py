@@ -130,6 +130,16 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True)
+class StructuredConfig:
+    """How constrained answers are computed."""
+
+    enable_jump_forward: bool = knob(
+        True, "commit tokens that a grammar forces at once, without a step of their own"
+    )
+    max_grammar_compile_s: float = knob(10.0, "a constraint that takes longer to compile is refused")
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """All sections together; only the engine's assembly sees this whole."""
 
@@ -139,6 +149,7 @@ class EngineConfig:
     sharing: SharingConfig = field(default_factory=SharingConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    structured: StructuredConfig = field(default_factory=StructuredConfig)
 
     def __post_init__(self) -> None:
         _verify(self)
@@ -281,6 +292,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "rank_timeout_s": (0.5, 1e6),
     "threads": (1, 4096),
     "max_graph_tokens": (0, 512),
+    "max_grammar_compile_s": (0.01, 3600.0),
 }
 
 

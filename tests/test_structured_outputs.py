@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -102,7 +103,9 @@ def test_it_travels_to_the_core_outside_of_the_sampling_parameters() -> None:
         structured_outputs=StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
     )
     request = (
-        InputProcessor(vocab_size=10, max_model_len=9).process("r", {"prompt_token_ids": [1]}, params).request
+        InputProcessor(vocab_size=10, max_model_len=9, tokenizer=Mock())
+        .process("r", {"prompt_token_ids": [1]}, params)
+        .request
     )
     assert params.structured_outputs is not None and request.sampling_params.structured_outputs is None
     back = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=EngineCoreRequest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headrace.core.admission import OutputLengthEstimator
 from headrace.core.lifecycle import RUNNING, Lifecycle
 from headrace.core.output import EngineCoreOutput, ModelRunnerOutput
@@ -26,6 +28,11 @@ def complete_step(
     for request, tokens in _sampled_pairs(step, output):
         if request.status is FINISHED:
             continue  # it ran ahead of its end, or was cancelled: the tokens are discarded
+        if request in step.foreseen:
+            assert tokens == [step.foreseen[request]], (
+                f"{request.request_id}: the forced token was not sampled"
+            )
+            continue
         request.num_placeholders -= 1
         item = EngineCoreOutput(request.parent_id, request.child_index, tokens)
         news.append(item)
@@ -41,6 +48,31 @@ def complete_step(
     if any_ended:
         lifecycle.drop_stopped()
     return news
+
+
+def commit_forced(
+    lifecycle: Lifecycle, steps_in_flight: Iterable[Step], request: Request, tokens: list[int]
+) -> EngineCoreOutput:
+    """Commit tokens that must come next, as accepted drafts are: they are known without a step of their own, and the
+    next forward takes them all as one chunk.
+
+    If a step in flight samples for the request, its sample is the first of them: the caller forces it by a mask.
+    """
+    num_before = len(request.token_ids)
+    reason = _commit_tokens(request, tokens, lifecycle.clock())
+    committed = rest = request.token_ids[num_before:]
+    for step in steps_in_flight:
+        if request in step.sampled and request not in step.foreseen:
+            step.foreseen[request] = committed[0]
+            request.num_placeholders -= 1
+            rest = committed[1:]
+    if request.is_resident and rest:
+        lifecycle.appended_ids.setdefault(request.request_id, []).extend(rest)
+    item = EngineCoreOutput(request.parent_id, request.child_index, committed)
+    if reason is not None:
+        finish(lifecycle, request, item, reason, _stop_reason(request, reason))
+        lifecycle.drop_stopped()
+    return item
 
 
 def _commit_progress(lifecycle: Lifecycle, step: Step) -> None:

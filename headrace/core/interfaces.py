@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, SchedulerOutput
 from headrace.core.request import Request
+from headrace.errors import GrammarError
+from headrace.structured_outputs import Constraint
+
+if TYPE_CHECKING:
+    from headrace.core.token_mask import TokenMask
 
 
 class Clock(Protocol):
@@ -32,8 +37,8 @@ class Executor(Protocol):
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[None]:
         """Start the forward of one step."""
 
-    def sample_tokens(self, mask: Any | None) -> Future[ModelRunnerOutput]:
-        """Sample for the step last given to ``execute_model``; ``mask`` holds grammar bitmasks, or None."""
+    def sample_tokens(self, mask: TokenMask | None) -> Future[ModelRunnerOutput]:
+        """Sample for the step last given to ``execute_model``; ``mask`` is of its constrained requests, or None."""
 
     def check_alive(self) -> None:
         """Raises EngineDeadError when no step can be run any more."""
@@ -62,33 +67,57 @@ class CacheTier(Protocol):
         """[(request id, tokens loaded)] of loads that ended since the last call; 0 tokens is a failed load."""
 
 
+class Advance(NamedTuple):
+    """Where a request's constraint stands after committed tokens.
+
+    forced: tokens that must come next and may be committed at once; possibly none.
+    is_complete: the text is whole and nothing can follow: the request is to end.
+    violation: why the tokens broke the constraint, or None. It cannot happen while masks are applied.
+    """
+
+    forced: list[int] = []
+    is_complete: bool = False
+    violation: str | None = None
+
+
 class MaskSource(Protocol):
-    """Gives the token masks of constrained requests between a step's two calls, and follows committed tokens."""
+    """Gives the token masks of constrained requests between a step's two calls, and follows committed tokens.
 
-    def fill(self, scheduler_output: SchedulerOutput) -> Any | None:
-        """The mask for ``Executor.sample_tokens``, or None when no request of the step is constrained."""
+    Called by the engine's thread. Requests that were never started with it are not its business.
+    """
 
-    def accept(self, request: Request, token_ids: list[int]) -> None:
-        """Advance the request's matcher over tokens just committed."""
+    def start(self, request: Request, constraint: Constraint) -> None:
+        """Begin to prepare a new request's constraint; nothing here waits."""
+
+    def is_ready(self, request: Request) -> bool:
+        """True once the request may be scheduled."""
+
+    def take_ready(self) -> list[tuple[Request, Advance]]:
+        """Requests whose constraint has become ready since the last call, each with how it begins."""
+
+    def take_failures(self) -> list[tuple[Request, GrammarError]]:
+        """Requests whose constraint cannot be prepared, each once."""
+
+    def wait_prepared(self) -> None:
+        """Nothing else can run: wait a moment for a constraint that is being prepared."""
+
+    def awaits_results(self, scheduler_output: SchedulerOutput) -> bool:
+        """True while a mask of this step depends on a token that an earlier step in flight samples."""
+
+    def fill(self, scheduler_output: SchedulerOutput) -> TokenMask | None:
+        """The masks for ``Executor.sample_tokens``, or None when no request of the step is constrained."""
+
+    def accept(self, request: Request, token_ids: list[int]) -> Advance | None:
+        """Advance over tokens just committed; None for a request that is not constrained."""
+
+    def expect(self, request: Request, token_id: int) -> None:
+        """``token_id`` is committed already, and the step in flight must sample it."""
+
+    def prefetch(self) -> None:
+        """All committed tokens are in: the masks that follow may be computed while the next forward runs."""
 
     def release(self, request: Request) -> None:
         """The request has finished; forget it."""
 
-
-class GrammarMatcher(Protocol):
-    """One request's constraint. Advances from committed tokens only, in one place (the engine core)."""
-
-    def fill_mask(self, bitmask: Any, row: int) -> None:
-        """Write the allowed-token bits (uint32 words) of the next position into ``bitmask[row]``."""
-
-    def accept(self, token_ids: list[int]) -> bool:
-        """Advance over committed tokens; False if one of them is not allowed."""
-
-    def forced_tokens(self) -> list[int]:
-        """Tokens that must come next, possibly none."""
-
-    def rollback(self, num_tokens: int) -> None:
-        """Undo the last accepted tokens."""
-
-    def is_finished(self) -> bool:
-        """True if the text may end here."""
+    def shutdown(self) -> None:
+        """End its threads."""

@@ -45,14 +45,20 @@ class Lifecycle:
         """Requests that are not running yet, or not any more."""
         return len(self.waiting) + len(self.preparation)
 
-    def add(self, request: Request) -> None:
-        """Queue a new request, or hold it while its leader computes their prompt."""
+    def add(self, request: Request, is_ready: Callable[[Request], bool] | None = None) -> None:
+        """Queue a new request, or hold it while its leader computes their prompt.
+
+        Args:
+            is_ready: if given, it is held until this says that it may go on: its grammar is compiled.
+        """
         request.sequence = self._num_arrived
         self._num_arrived += 1
         self.requests[request.request_id] = request
         now = self.clock()
         request.timeline.stamp(RequestStatus.QUEUED.name, now)
-        if fork.is_ready(request):
+        if is_ready is not None and not is_ready(request):
+            self.preparation.hold(request, _both(is_ready, fork.is_ready), now, "waits for its grammar")
+        elif fork.is_ready(request):
             self.waiting.push(request)
         else:
             self.preparation.hold(request, fork.is_ready, now, "waits for its sibling's prompt")
@@ -150,3 +156,7 @@ class Lifecycle:
             assert request.num_computed_tokens <= request.capacity_tokens
             assert request.num_committed_tokens <= request.num_tokens
         self.kv.check_integrity(places)
+
+
+def _both(first: Callable[[Request], bool], second: Callable[[Request], bool]) -> Callable[[Request], bool]:
+    return lambda request: first(request) and second(request)

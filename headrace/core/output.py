@@ -140,10 +140,19 @@ class EngineCoreRequest(msgspec.Struct):
     constraint: Constraint | None = None
 
 
+class ErrorKind(msgspec.Struct, array_like=True):
+    """Which typed error of ``headrace.errors`` a refusal is; the message stands beside it."""
+
+    kind: str
+    param: str | None = None
+    code: str | None = None
+
+
 class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     """News of one sequence. With n > 1 ``child_index`` tells the answers of one request apart.
 
     finish_reason: a ``FinishReason`` value, or None while it runs.
+    refusal: with reason "error", when the request was found wrong before it ran (a grammar that does not compile).
     timeline: given once, with the finish.
     """
 
@@ -155,5 +164,6 @@ class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     message: str | None = None
+    refusal: ErrorKind | None = None
     num_cached_tokens: int = 0
     timeline: Timeline | None = None

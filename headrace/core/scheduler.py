@@ -59,8 +59,8 @@ class Scheduler:
         self.completed_step_id = 0
         self.num_computed_tokens = 0
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request.
+    def add_request(self, request: Request, is_ready: Callable[[Request], bool] | None = None) -> None:
+        """Queue a request, held until ``is_ready`` (its grammar is compiled) where that is given.
 
         Raises: CapacityError when the queue is full or the request can never fit into the KV cache.
         """
@@ -79,7 +79,7 @@ class Scheduler:
                 code="context_length_exceeded",
             )
         request.max_total_tokens = min(request.max_total_tokens, most)
-        self.lifecycle.add(request)
+        self.lifecycle.add(request, is_ready)
 
     # ---- one step -------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Scheduler:
         return True
 
     def _prefix_to_wait_for(self, request: Request, match: PrefixMatch) -> Callable[[Request], bool] | None:
-        if not self.kv.is_prefix_caching_enabled or request.num_output_tokens:
+        if not self.kv.is_prefix_caching_enabled or request.timeline.num_preemptions:
             return None
         return computing_prefix_of(request, match.num_tokens, self.lifecycle.running)
 
@@ -321,7 +321,7 @@ class Scheduler:
         for request in self.lifecycle.requests.values():
             in_flight = sum(request in step.requests for step in self.in_flight)
             assert request.num_steps_in_flight == in_flight, f"{request.request_id}: steps in flight"
-            awaited = sum(request in step.sampled for step in self.in_flight)
+            awaited = sum(request in step.sampled and request not in step.foreseen for step in self.in_flight)
             assert request.num_placeholders == awaited, f"{request.request_id}: placeholders"
 
 

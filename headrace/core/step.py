@@ -11,6 +11,7 @@ class Step:
     """The batch of one step, on the scheduler's side.
 
     requests, ends: each request and the position its tokens reach; ``sampled``: those that sample.
+    foreseen: {request: token} of those whose sample is committed already, since their grammar forces it.
     started: those that the data plane does not hold yet.  grown: those that got blocks since.
     num_decodes: running streams among them, which a long step would stall.
     num_saved_tokens: KV tokens that cascade is expected to spare it; exact figures are in ``shared`` once known.
@@ -20,6 +21,7 @@ class Step:
     __slots__ = (
         "ends",
         "features",
+        "foreseen",
         "grown",
         "num_decodes",
         "num_saved_tokens",
@@ -38,6 +40,7 @@ class Step:
         self.requests: list[Request] = []
         self.ends: list[int] = []
         self.sampled: list[Request] = []
+        self.foreseen: dict[Request, int] = {}
         self.started: list[Request] = []
         self.grown: list[Request] = []
         self.num_tokens = 0

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 from headrace.checkpoint import load_architecture, resolve_model
 from headrace.config import EngineConfig
 from headrace.core.interfaces import Executor
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.scheduler import Scheduler
+from headrace.engine.constraints import Constraints
 from headrace.engine.engine_core import EngineCore
+from headrace.engine.grammar_vocabulary import load_grammar_vocabulary
 from headrace.parallel.sizes import check_sizes
 
 
@@ -60,6 +63,14 @@ def assemble(config: EngineConfig, executor: Executor) -> EngineCore:
         enable_prefix_caching=config.cache.enable_prefix_caching,
         min_copy_tokens=config.cache.min_copy_tokens,
     )
+    constraints = Constraints(
+        partial(load_grammar_vocabulary, config.model),
+        max_compile_s=config.structured.max_grammar_compile_s,
+        jump_forward=config.structured.enable_jump_forward,
+    )
     return EngineCore(
-        Scheduler(config.scheduler, kv, sharing=config.sharing), executor, seed=config.model.seed
+        Scheduler(config.scheduler, kv, sharing=config.sharing),
+        executor,
+        mask_source=constraints,
+        seed=config.model.seed,
     )

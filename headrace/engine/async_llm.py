@@ -279,6 +279,10 @@ class AsyncLLM:
         if news.stats is not None:
             self.metrics.core_stats = news.stats
         assert self._front_end is not None
+        for item in news.outputs:
+            if item.refusal is not None:
+                kind, param, code = item.refusal.kind, item.refusal.param, item.refusal.code
+                self.on_refusal(Refusal(item.request_id, kind, item.message or "", param, code))
         processed = self._front_end.outputs.process(news.outputs)
         live = self._live
         for output in processed.outputs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import msgspec
@@ -14,7 +15,9 @@ from headrace.core.interfaces import Executor, MaskSource
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler import Scheduler
-from headrace.errors import EngineDeadError, RequestError
+from headrace.engine.constrained_steps import ConstrainedSteps
+from headrace.errors import EngineDeadError, GrammarError, RequestError
+from headrace.structured_outputs import Constraint
 
 
 class EngineStats(msgspec.Struct):
@@ -30,6 +33,8 @@ class EngineStats(msgspec.Struct):
     num_preemptions: int
     num_computed_tokens: int
     num_recomputed_tokens: int
+    num_forced_tokens: int
+    num_constraint_violations: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
 
@@ -43,7 +48,7 @@ class EngineCore:
     """Runs steps over an executor, keeping up to ``max_steps_outstanding`` of them in flight.
 
     Args:
-        mask_source: gives grammar masks between a step's two calls; None when nothing is constrained.
+        mask_source: gives grammar masks between a step's two calls; None refuses requests with a constraint.
         seed: of the random streams of requests that bring no seed; None draws one.
     """
 
@@ -58,6 +63,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.executor = executor
         self._mask_source = mask_source
+        self._constrained = ConstrainedSteps(scheduler, mask_source) if mask_source is not None else None
         self._seeds = random.Random(seed)
         self._max_outstanding = scheduler.config.steps_outstanding
         self._in_flight: deque[tuple[Future[None], Future[ModelRunnerOutput]]] = deque()
@@ -68,22 +74,43 @@ class EngineCore:
     def add_request(self, core_request: EngineCoreRequest) -> None:
         """Queue a request.
 
-        Raises: RequestError when the id is in use; CapacityError when there is no room for it.
+        Raises: RequestError when the id is in use; CapacityError when there is no room for it; GrammarError when this
+        engine has no grammars.
         """
         if core_request.request_id in self._families:
             raise RequestError(f"request id {core_request.request_id!r} is in use", param="request_id")
         seed = core_request.sampling_params.seed
         family = fork.make_requests(core_request, self._seeds.getrandbits(63) if seed is None else seed)
         added: list[Request] = []
+        is_ready = self._start_constraint(family, core_request.constraint)
         try:
             for request in family:
-                self.scheduler.add_request(request)
+                self.scheduler.add_request(request, is_ready)
                 added.append(request)
         except RequestError:
             for request in added:
                 self.scheduler.lifecycle.finish(request, FinishReason.ABORT)
+            for request in family:
+                self._release(request)
             raise
         self._families[core_request.request_id] = family
+
+    def _start_constraint(
+        self, family: list[Request], constraint: Constraint | None
+    ) -> Callable[[Request], bool] | None:
+        """Begin to compile what the answers must be; the test that says when they may be scheduled."""
+        if constraint is None:
+            return None
+        if self._mask_source is None:
+            raise GrammarError(
+                "this engine has no grammars: leave structured_outputs out", param="structured_outputs"
+            )
+        for request in family:
+            # With two steps in flight its mask waits for the step before, beside the forward; with more it would hold
+            # up the others' steps, so it waits itself.
+            request.may_run_ahead = request.may_run_ahead and self._max_outstanding <= 2
+            self._mask_source.start(request, constraint)
+        return self._mask_source.is_ready
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests with all their children at once; unknown ids are ignored. Each gets a final output."""
@@ -133,41 +160,51 @@ class EngineCore:
         self.executor.check_alive()
 
     def _step(self) -> list[EngineCoreOutput]:
-        while len(self._in_flight) < self._max_outstanding:
+        if self._constrained is not None:
+            self._take(self._constrained.prepare())
+        has_results = False
+        while len(self._in_flight) < self._max_outstanding and not has_results:
             scheduler_output = self.scheduler.schedule()
             if scheduler_output is None:
                 break
-            self._launch(scheduler_output)
+            has_results = self._launch(scheduler_output)
+        if self._in_flight and not has_results:
+            self._take_in_oldest()
+        elif not self._in_flight and self._mask_source is not None and not self._pending:
+            self._mask_source.wait_prepared()
         news, self._pending = self._pending, []
-        if self._in_flight:
-            forward, samples = self._in_flight.popleft()
-            forward.result()
-            news += self._take_in(samples.result())
         return news
 
-    def _launch(self, scheduler_output: SchedulerOutput) -> None:
-        """The two calls of a step; grammar masks are filled while the forward runs."""
+    def _launch(self, scheduler_output: SchedulerOutput) -> bool:
+        """The two calls of a step; grammar masks are filled while the forward runs. True if that took in the results of
+        earlier steps, on which the masks depend."""
         forward = self.executor.execute_model(scheduler_output)
-        mask = self._mask_source.fill(scheduler_output) if self._mask_source else None
-        self._in_flight.append((forward, self.executor.sample_tokens(mask)))
-
-    def _take_in(self, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
-        news = self.scheduler.update_from_output(output)
+        has_results, mask = False, None
         if self._mask_source is not None:
-            self._advance_matchers(self._mask_source, news)
+            while self._in_flight and self._mask_source.awaits_results(scheduler_output):
+                self._take_in_oldest()
+                has_results = True
+            mask = self._mask_source.fill(scheduler_output)
+        self._in_flight.append((forward, self.executor.sample_tokens(mask)))
+        return has_results
+
+    def _take_in_oldest(self) -> None:
+        """Wait for the oldest step in flight; its results become news."""
+        forward, samples = self._in_flight.popleft()
+        forward.result()
+        news = self.scheduler.update_from_output(samples.result())
+        if self._constrained is not None:
+            news += self._constrained.advance(news, self._request_of)
+        self._take(news)
+
+    def _take(self, news: list[EngineCoreOutput]) -> None:
+        self._pending += news
         for item in news:
             if item.finish_reason is not None:
                 self._forget_finished(item.request_id)
-        return news
 
-    def _advance_matchers(self, mask_source: MaskSource, news: list[EngineCoreOutput]) -> None:
-        """Matchers follow committed tokens only, here and nowhere else."""
-        for item in news:
-            request = self._families[item.request_id][item.child_index]
-            if item.new_token_ids:
-                mask_source.accept(request, item.new_token_ids)
-            if request.is_finished:
-                mask_source.release(request)
+    def _request_of(self, item: EngineCoreOutput) -> Request:
+        return self._families[item.request_id][item.child_index]
 
     def _release(self, request: Request) -> None:
         if self._mask_source is not None:
@@ -197,6 +234,8 @@ class EngineCore:
             num_preemptions=lifecycle.num_preemptions,
             num_computed_tokens=scheduler.num_computed_tokens,
             num_recomputed_tokens=lifecycle.num_recomputed_tokens,
+            num_forced_tokens=self._constrained.num_forced_tokens if self._constrained else 0,
+            num_constraint_violations=self._constrained.num_violations if self._constrained else 0,
             prefix_query_tokens=cache.num_query_tokens,
             prefix_hit_tokens=cache.num_hit_tokens,
         )
@@ -204,4 +243,6 @@ class EngineCore:
     def shutdown(self) -> None:
         """Stop the executor. Requests still running get no more outputs."""
         self._in_flight.clear()
+        if self._mask_source is not None:
+            self._mask_source.shutdown()
         self.executor.shutdown()

@@ -36,18 +36,19 @@ class FrontEnd:
         """
         source = resolve_model(config.model, revision=config.revision)
         architecture = load_architecture(source)
-        tokenizer = None if config.skip_tokenizer_init else _open_tokenizer(config, source)
+        tokenizer = None if config.skip_tokenizer_init else open_tokenizer(config, source)
         max_model_len = resolve_max_model_len(config.max_model_len, architecture, config.model)
         inputs = InputProcessor(
             vocab_size=architecture.vocab_size,
             max_model_len=max_model_len,
-            eos_token_ids=_eos_token_ids(architecture, tokenizer),
+            eos_token_ids=end_token_ids(architecture, tokenizer),
             tokenizer=tokenizer,
         )
         return cls(source, architecture, tokenizer, max_model_len, inputs, OutputProcessor(tokenizer))
 
 
-def _open_tokenizer(config: ModelConfig, source: ModelSource) -> Tokenizer:
+def open_tokenizer(config: ModelConfig, source: ModelSource) -> Tokenizer:
+    """The tokenizer named in the configuration, or the model's own. Raises CheckpointError."""
     if config.tokenizer is None:
         return load_tokenizer(source)
     folder = Path(config.tokenizer).expanduser()
@@ -56,7 +57,7 @@ def _open_tokenizer(config: ModelConfig, source: ModelSource) -> Tokenizer:
     return load_tokenizer(resolve_model(config.tokenizer))
 
 
-def _eos_token_ids(architecture: ModelArchitecture, tokenizer: Tokenizer | None) -> list[int]:
+def end_token_ids(architecture: ModelArchitecture, tokenizer: Tokenizer | None) -> list[int]:
     """The model's end-of-text ids, and the tokenizer's own when the model's files forget it."""
     ids = list(architecture.eos_token_ids)
     own = tokenizer.eos_token_id if tokenizer is not None else None

@@ -79,6 +79,11 @@ class InputProcessor:
         self._check_prompt(token_ids)
         params = self._check_params(params, len(token_ids))
         wanted, params.structured_outputs = params.structured_outputs, None
+        if wanted is not None and self._tokenizer is None:
+            raise RequestError(
+                "structured_outputs needs a tokenizer, which this engine has not (skip_tokenizer_init)",
+                param="structured_outputs",
+            )
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from headrace.config import EngineConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, SchedulerOutput
+from headrace.core.token_mask import TokenMask
 from headrace.errors import EngineDeadError
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class StepWorker(Protocol):
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run a step's forward."""
 
-    def sample_tokens(self, mask: Any | None) -> PendingStep:
+    def sample_tokens(self, mask: TokenMask | None) -> PendingStep:
         """Queue the sampling of it on the device."""
 
     def shutdown(self) -> None:
@@ -92,7 +93,7 @@ class InProcessExecutor:
         """Start the forward of one step. Raises EngineDeadError if an earlier step failed."""
         return self._submit(self._worker.execute_model, scheduler_output)
 
-    def sample_tokens(self, mask: Any | None) -> Future[ModelRunnerOutput]:
+    def sample_tokens(self, mask: TokenMask | None) -> Future[ModelRunnerOutput]:
         """Sample for the step last executed. Raises EngineDeadError if an earlier step failed."""
         launched = self._submit(self._worker.sample_tokens, mask)
         future = _ResultFuture(launched, self._guarded)

@@ -13,6 +13,7 @@ import numpy as np
 from headrace.core.interfaces import Clock
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
+from headrace.core.token_mask import TokenMask
 from headrace.errors import EngineDeadError, RequestError
 from headrace.runtime.fake_kv_cache import FakeKVCache, FakeSequence, hash_token
 
@@ -115,8 +116,8 @@ class FakeExecutor:
         self.poll()
         return step.forward_future
 
-    def sample_tokens(self, mask: Any | None) -> Future[ModelRunnerOutput]:
-        """Sample the step last executed; ``mask`` is uint32 [number sampled, ceil(vocab / 32)] or None."""
+    def sample_tokens(self, mask: TokenMask | None) -> Future[ModelRunnerOutput]:
+        """Sample the step last executed."""
         self._check_alive()
         step = self._last
         assert step is not None and step.output is None, "sample_tokens needs one execute_model before it"
@@ -213,7 +214,7 @@ class FakeExecutor:
             for sequence, start, end in spans:
                 self._cache.check_content(sequence, start, end)
 
-    def _sample(self, step: _Step, mask: Any | None) -> ModelRunnerOutput:
+    def _sample(self, step: _Step, mask: TokenMask | None) -> ModelRunnerOutput:
         scheduled = step.scheduler_output
         output = ModelRunnerOutput(scheduled.step_id, elapsed_ms=1e3 * step.duration_s)
         for index, request_id in enumerate(scheduled.request_ids):
@@ -223,10 +224,11 @@ class FakeExecutor:
             )
             if entries:
                 output.prompt_logprobs[request_id] = entries
+        masks = {} if mask is None else dict(zip(mask.rows.tolist(), mask.words, strict=True))
         for row, index in enumerate(scheduled.sampled):
             request = self._requests[scheduled.request_ids[index]]
             try:
-                token = self._pick(request, None if mask is None else mask[row])
+                token = self._pick(request, masks.get(row))
             except RequestError as error:
                 output.errors[request.request_id] = str(error)
                 request.append([0])  # a step that ran ahead reads some token here; it is discarded

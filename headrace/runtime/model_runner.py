@@ -12,6 +12,7 @@ import torch
 from headrace.attention.base import AttentionBackend
 from headrace.attention.metadata import ForwardBatch
 from headrace.core.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from headrace.core.token_mask import TokenMask
 from headrace.kernels.reference import sampling as reference_sampling
 from headrace.runtime.input_batch import InputBatch, InputBatchBuilder
 from headrace.runtime.kv_cache import KVCache
@@ -125,12 +126,11 @@ class ModelRunner:
         self._hidden = self._model.forward(self._batch.forward)
 
     @torch.inference_mode()
-    def sample_tokens(self, mask: np.ndarray | None = None) -> PendingOutput:
+    def sample_tokens(self, mask: TokenMask | None = None) -> PendingOutput:
         """Sample for the step last executed.
 
         Args:
-            mask: uint32 [requests that sample, ceil(V / 32)], grammar bitmasks in batch order (all bits set where
-                there is no grammar), or None.
+            mask: which tokens the constrained requests may sample, or None.
         """
         batch, hidden = self._batch, self._hidden
         assert batch is not None and hidden is not None, "sample_tokens needs one execute_model before it"
@@ -150,7 +150,7 @@ class ModelRunner:
             self._kv_cache.copy_blocks(*upload(list(table.T.copy()), self._device))
 
     def _sample(
-        self, batch: InputBatch, hidden: torch.Tensor, mask: np.ndarray | None
+        self, batch: InputBatch, hidden: torch.Tensor, mask: TokenMask | None
     ) -> tuple[np.ndarray | None, SamplerOutput | None]:
         """Sample, and put the tokens where the next step reads them."""
         if not batch.sampled_ids:

@@ -10,13 +10,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import Any
 
 import numpy as np
 
 from headrace.config import EngineConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, SchedulerOutput
+from headrace.core.token_mask import TokenMask
 from headrace.errors import EngineDeadError, HeadraceError
 from headrace.parallel.world import describe_rank
 from headrace.runtime.rank_group import RankGroup
@@ -97,7 +97,7 @@ class MultiprocExecutor:
         started.set_result(None)  # what goes wrong with it shows in the samples
         return started
 
-    def sample_tokens(self, mask: Any | None) -> Future[ModelRunnerOutput]:
+    def sample_tokens(self, mask: TokenMask | None) -> Future[ModelRunnerOutput]:
         """Sample for the step last executed. Raises EngineDeadError if a rank has failed."""
         self.check_alive()
         future: Future[ModelRunnerOutput] = Future()
@@ -154,8 +154,8 @@ class MultiprocExecutor:
                 future.set_exception(error)
 
 
-def _sample_message(mask: Any | None) -> Sample:
+def _sample_message(mask: TokenMask | None) -> Sample:
     if mask is None:
         return Sample()
-    words = np.ascontiguousarray(mask, np.uint32)
-    return Sample(words.tobytes(), len(words))
+    words = np.ascontiguousarray(mask.words, np.uint32)
+    return Sample(words.tobytes(), mask.rows.tolist())

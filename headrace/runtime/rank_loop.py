@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from headrace.core.token_mask import TokenMask
 from headrace.parallel.broadcast import Receiver
 from headrace.parallel.rank_status import RankStatus
 from headrace.runtime.executor import PendingStep
@@ -175,7 +176,8 @@ def _start_thread(target: Any, name: str, *args: Any) -> None:
     threading.Thread(target=target, args=args, name=name, daemon=True).start()
 
 
-def _mask_of(message: Sample) -> np.ndarray | None:
+def _mask_of(message: Sample) -> TokenMask | None:
     if message.mask is None:
         return None
-    return np.frombuffer(message.mask, np.uint32).reshape(message.num_rows, -1)
+    words = np.frombuffer(message.mask, np.uint32).reshape(len(message.rows), -1)
+    return TokenMask(np.array(message.rows, np.int64), words)

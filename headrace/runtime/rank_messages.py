@@ -43,10 +43,10 @@ class RunStep(msgspec.Struct, tag="run"):
 
 
 class Sample(msgspec.Struct, tag="sample"):
-    """Sample for the step last run. ``mask``: uint32 words of grammar bitmasks, ``num_rows`` rows; None without."""
+    """Sample for the step last run. ``mask``: uint32 words of the token masks of ``rows``; None without."""
 
     mask: bytes | None = None
-    num_rows: int = 0
+    rows: list[int] = []
 
 
 class Stop(msgspec.Struct, tag="stop"):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from headrace.core.output import NewRequest
+from headrace.core.token_mask import TokenMask
 from headrace.runtime.noise import noise_keys
 from headrace.runtime.penalties import (
     AllowedTokens,
@@ -121,7 +122,7 @@ class SamplingStates:
         self._rules[slot] = rules if features & _PROCESSORS else None
 
     def make_batch(
-        self, slots: IntArray, positions: IntArray, token_table: torch.Tensor, mask: np.ndarray | None = None
+        self, slots: IntArray, positions: IntArray, token_table: torch.Tensor, mask: TokenMask | None = None
     ) -> SamplingBatch:
         """What the sampler needs for one step.
 
@@ -129,16 +130,13 @@ class SamplingStates:
             slots: [R] int64, the requests that sample, in the order of the logits' rows.
             positions: [R] int64, index of each one's new token in its sequence.
             token_table: [slots, length] int32 on the device, for penalties and bad words.
-            mask: uint32 (or int32) [R, ceil(V / 32)] of a grammar (rows without one have all bits set), or None.
+            mask: of the rows with a grammar, or None.
         """
         features = self._features[slots]
         present = int(np.bitwise_or.reduce(features, initial=0))
         processors: list[LogitProcessor] = []
         if mask is not None:
-            assert len(mask) == len(slots), (
-                f"a mask of {len(mask)} rows for {len(slots)} requests that sample"
-            )
-            processors += self._grammar_mask(mask.view(np.uint32))
+            processors.append(GrammarMask(*upload([mask.rows, mask.words.view(np.int32)], self._device)))
         if present & _PROCESSORS:
             processors += self._processors(features, present, slots, positions, token_table)
         logprob_rows = np.flatnonzero(features & Feature.LOGPROBS) if present & Feature.LOGPROBS else None
@@ -177,12 +175,6 @@ class SamplingStates:
             max_top_k=int(top_k.max()),
             is_whole_batch=len(rows) == len(slots),
         )
-
-    def _grammar_mask(self, mask: np.ndarray) -> Iterator[LogitProcessor]:
-        rows = np.flatnonzero((mask != np.uint32(0xFFFFFFFF)).any(axis=1))
-        if len(rows):
-            words = np.ascontiguousarray(mask[rows]).view(np.int32)
-            yield GrammarMask(*upload([rows, words], self._device))
 
     def _processors(
         self, features: IntArray, present: int, slots: IntArray, positions: IntArray, table: torch.Tensor

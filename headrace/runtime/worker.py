@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -15,6 +14,7 @@ from headrace.checkpoint.load import resolve_max_model_len
 from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput
+from headrace.core.token_mask import TokenMask
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan
 from headrace.kernels.registry import Ops, load_kernels
@@ -130,7 +130,7 @@ class Worker:
         self._started.record()
         self._runner.execute_model(scheduler_output)
 
-    def sample_tokens(self, mask: Any | None) -> TimedStep:
+    def sample_tokens(self, mask: TokenMask | None) -> TimedStep:
         """Sample for it; nothing here waits for the device."""
         assert self._runner is not None, "the worker was shut down"
         pending = self._runner.sample_tokens(mask)

@@ -69,6 +69,7 @@ class CoreHarness:
         executor: Callable[..., Any] = FakeExecutor,
         executor_options: dict[str, Any] | None = None,
         tier: Any = None,
+        mask_source: Any = None,
         **scheduler_options: Any,
     ) -> None:
         options: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler_options}
@@ -84,7 +85,7 @@ class CoreHarness:
             **{"next_token": next_token, **(executor_options or {})},
         )
         scheduler = Scheduler(SchedulerConfig(**options), self.kv, tier=tier)
-        self.core = EngineCore(scheduler, self.executor, seed=0)
+        self.core = EngineCore(scheduler, self.executor, mask_source=mask_source, seed=0)
         self.requests: dict[str, EngineCoreRequest] = {}
         self.answers: dict[tuple[str, int], Answer] = {}
         self._check = check

@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.core.interfaces import Advance
 from headrace.core.output import EngineCoreRequest, SchedulerOutput
 from headrace.core.request import Request
+from headrace.core.token_mask import TokenMask
+from headrace.errors import GrammarError
 from headrace.sampling_params import SamplingParams
+from headrace.structured_outputs import Constraint
 from tests.engine.core_harness import VOCAB, Answer, CoreHarness, next_token
 
 PROMPT = list(range(1, 23))
@@ -96,40 +100,71 @@ def test_blocks_go_to_a_tier_and_come_back(delay: int, keeps_blocks: bool, fails
 
 
 class EvenTokens:
-    """A grammar of even tokens for requests whose id starts with "even"; remembers what it accepted."""
+    """A grammar of even tokens; it is "compiled" two steps after it was asked for. Remembers what it accepted."""
 
     def __init__(self) -> None:
+        self.waiting: dict[Request, int] = {}
         self.accepted: dict[str, list[int]] = {}
         self.released: list[str] = []
+        self.num_prefetched = 0
 
-    def fill(self, scheduler_output: SchedulerOutput) -> np.ndarray | None:
+    def start(self, request: Request, constraint: Constraint) -> None:
+        self.waiting[request] = 2
+
+    def is_ready(self, request: Request) -> bool:
+        return request not in self.waiting
+
+    def take_ready(self) -> list[tuple[Request, Advance]]:
+        self.waiting = {request: count - 1 for request, count in self.waiting.items()}
+        ready = [request for request, count in self.waiting.items() if count < 0]
+        for request in ready:
+            del self.waiting[request]
+            self.accepted[request.request_id] = []
+        return [(request, Advance()) for request in ready]
+
+    def take_failures(self) -> list[tuple[Request, GrammarError]]:
+        return []
+
+    def wait_prepared(self) -> None:
+        pass
+
+    def awaits_results(self, scheduler_output: SchedulerOutput) -> bool:
+        return any(scheduler_output.request_ids[i] in self.accepted for i in scheduler_output.sampled)
+
+    def fill(self, scheduler_output: SchedulerOutput) -> TokenMask | None:
         ids = [scheduler_output.request_ids[i] for i in scheduler_output.sampled]
-        if not any(name.startswith("even") for name in ids):
+        rows = np.array([row for row, name in enumerate(ids) if name in self.accepted], np.int64)
+        if not len(rows):
             return None
-        mask = np.full((len(ids), -(-VOCAB // 32)), 0xFFFFFFFF, np.uint32)
-        for row, name in enumerate(ids):
-            if name.startswith("even"):
-                mask[row] = 0x55555555
-        return mask
+        return TokenMask(rows, np.full((len(rows), -(-VOCAB // 32)), 0x55555555, np.uint32))
 
-    def accept(self, request: Request, token_ids: list[int]) -> None:
-        self.accepted.setdefault(request.request_id, []).extend(token_ids)
+    def accept(self, request: Request, token_ids: list[int]) -> Advance | None:
+        if request.request_id not in self.accepted:
+            return None
+        self.accepted[request.request_id] += token_ids
+        return Advance()
+
+    def prefetch(self) -> None:
+        self.num_prefetched += 1
 
     def release(self, request: Request) -> None:
         self.released.append(request.request_id)
 
+    def shutdown(self) -> None:
+        pass
 
-def test_masks_are_filled_between_the_two_calls_and_follow_committed_tokens() -> None:
-    harness = CoreHarness(lag=1, max_steps_outstanding=2)
+
+@pytest.mark.parametrize("steps_outstanding", [1, 2, 3, 4])
+def test_masks_are_filled_between_the_two_calls_and_follow_committed_tokens(steps_outstanding: int) -> None:
     grammar = EvenTokens()
-    harness.core._mask_source = grammar
-    harness.add("even", PROMPT, 9)
+    harness = CoreHarness(lag=1, max_steps_outstanding=steps_outstanding, mask_source=grammar)
+    harness.add("even", PROMPT, 9, constraint=Constraint("regex", "even"))
     harness.add("free", PROMPT[:9], 9)
     harness.run()
     assert all(token % 2 == 0 for token in harness.answers[("even", 0)].token_ids)
-    for name in ("even", "free"):
-        assert grammar.accepted[name] == harness.answers[(name, 0)].token_ids
-    assert sorted(grammar.released) == ["even", "free"]
+    assert any(token % 2 for token in harness.answers[("free", 0)].token_ids)
+    assert grammar.accepted == {"even": harness.answers[("even", 0)].token_ids}
+    assert sorted(set(grammar.released)) == ["even", "free"] and grammar.num_prefetched
 
 
 def add_group(harness: CoreHarness, group: str, size: int, max_tokens: int) -> list[Request]:

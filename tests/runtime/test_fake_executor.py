@@ -7,6 +7,7 @@ import pytest
 
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import BlockCopy, ModelRunnerOutput, NewRequest, SchedulerOutput, SharedPrefix
+from headrace.core.token_mask import TokenMask
 from headrace.errors import EngineDeadError, RequestError
 from headrace.runtime.fake_executor import FakeExecutor
 from headrace.runtime.fake_kv_cache import BlockContentError
@@ -212,8 +213,8 @@ def test_shared_prefixes_are_checked() -> None:
 
 def test_mask_and_appended_tokens_and_logprobs() -> None:
     driver = Driver()
-    mask = np.zeros((1, 32), np.uint32)
-    mask[0, 3] = 1 << 5
+    mask = TokenMask(np.array([0]), np.zeros((1, 32), np.uint32))
+    mask.words[0, 3] = 1 << 5
     request = new("a", [1, 2, 3], [0, 1], logprobs=2, prompt_logprobs=1)
     request.prompt_logprobs_from = 2
     output: ModelRunnerOutput = driver.step([("a", 0, 3)], mask=mask, new_requests=[request]).result()

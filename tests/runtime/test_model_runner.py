@@ -10,6 +10,7 @@ from headrace.attention.base import AttentionShape
 from headrace.attention.metadata import ForwardBatch
 from headrace.attention.reference import ReferenceBackend
 from headrace.core.output import BlockCopy, SchedulerOutput
+from headrace.core.token_mask import TokenMask
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from headrace.runtime.model_runner import ModelRunner
 from headrace.sampling_params import SamplingParams
@@ -173,9 +174,8 @@ def test_grammar_mask_rows_follow_the_sampled_requests() -> None:
     chunk = Sequence("chunk", [1, 2, 3], SamplingParams())
     free = Sequence("free", [4], SamplingParams(temperature=0.0))
     bound = Sequence("bound", [5], SamplingParams(temperature=1.0))
-    mask = np.full((2, 3), 0xFFFFFFFF, np.uint32)
-    mask[1] = 0
-    mask[1, 2] = 1 << 7
+    mask = TokenMask(np.array([1]), np.zeros((1, 3), np.uint32))
+    mask.words[0, 2] = 1 << 7
     output = run(runner, maker.step([(chunk, 2), (free, 1), (bound, 1)]), mask)
     assert output.request_ids == ["free", "bound"] and output.sampled_token_ids[1] == [71]
 

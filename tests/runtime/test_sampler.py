@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headrace.core.output import NewRequest
+from headrace.core.token_mask import TokenMask
 from headrace.runtime.sampler import Sampler, SamplerOutput
 from headrace.runtime.sampling_states import SamplingStates, find_token_error
 from headrace.sampling_params import SamplingParams
@@ -32,9 +33,15 @@ class Bench:
     def sample(self, logits: np.ndarray, rows: list[int], mask: np.ndarray | None = None) -> SamplerOutput:
         positions = np.array([len(self.requests[row].token_ids) for row in rows], np.int64)
         batch = self.states.make_batch(
-            self.slots[rows], positions, self.table, None if mask is None else mask[rows]
+            self.slots[rows], positions, self.table, None if mask is None else constrained(mask[rows])
         )
         return Sampler()(torch.from_numpy(logits[rows]), batch)
+
+
+def constrained(mask: np.ndarray) -> TokenMask | None:
+    """The rows of a dense mask that forbid anything."""
+    rows = np.flatnonzero((mask != 0xFFFFFFFF).any(1))
+    return TokenMask(rows, mask[rows]) if len(rows) else None
 
 
 def request(
@@ -198,8 +205,7 @@ def test_a_slot_forgets_its_last_request() -> None:
 
 def test_greedy_batches_prepare_nothing() -> None:
     bench = Bench([request(i, temperature=0.0) for i in range(4)], 20)
-    full = np.full((4, 1), 0xFFFFFFFF, np.uint32)
-    batch = bench.states.make_batch(bench.slots, np.full(4, 3), bench.table, full)
+    batch = bench.states.make_batch(bench.slots, np.full(4, 3), bench.table, None)
     assert not batch.processors and batch.random is None and batch.logprob_rows is None
 
 
