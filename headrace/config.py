@@ -109,6 +109,10 @@ class ParallelConfig:
 
     tensor_parallel_size: int = knob(1, "ranks that share each layer")
     pipeline_parallel_size: int = knob(1, "stages of layers")
+    launcher: Literal["spawn", "external"] = knob(
+        "spawn",
+        "who starts the ranks: this engine, on this host, or torchrun and the like, through RANK and WORLD_SIZE",
+    )
     rank_timeout_s: float = knob(8.0, "a rank that gets nowhere with a step for so long is taken for hung")
 
     @property

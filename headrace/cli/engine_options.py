@@ -42,13 +42,25 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     def with_settings(**values: Any) -> None:
         path = values.pop("config_file")
         options = {name: values.pop(name) for name in ["model", *sections]}
-        command(read_settings(path, options), **values)
+        settings = read_settings(path, options)
+        _serve_as_rank(settings.config)
+        command(settings, **values)
 
     parameters = [_model_parameter(), *own, _config_parameter(), *sections.values()]
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     with_settings.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     with_settings.__annotations__ = {p.name: p.annotation for p in keyword_only}
     return with_settings
+
+
+def _serve_as_rank(config: EngineConfig) -> None:
+    """In an external launch only rank 0 runs the command; the others compute for it, and do not come back here."""
+    if config.parallel.launcher == "external":
+        from headrace.engine.assemble import launch_place, serve_rank
+
+        place = launch_place(config.parallel)
+        if place is not None and place.rank:
+            serve_rank(place)
 
 
 def read_settings(path: Path | None, options: dict[str, Any]) -> EngineSettings:

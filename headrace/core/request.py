@@ -49,6 +49,7 @@ class Request:
         group's block was released. Owned by the KV cache manager.
     capacity_tokens: tokens that fit into the blocks held.
     may_run_ahead: False makes it wait for its last result before it is scheduled again.
+    is_fed_from_host: its sampled tokens reach the device by way of the host, so it waits for those (not for chunks).
     group_id: requests of one co-schedule group are scheduled, preempted and freed together.
     namespace: radix namespace (model, adapter, KV dtype, tenant salt).
     last_step_id: the last step that reads or writes its blocks; the fence of its memory.
@@ -68,6 +69,7 @@ class Request:
         "eos_token_ids",
         "finish_reason",
         "group_id",
+        "is_fed_from_host",
         "is_resident",
         "last_step_id",
         "lock",
@@ -138,6 +140,7 @@ class Request:
         self.child_index = child_index
         self.group_id = group_id
         self.may_run_ahead = may_run_ahead
+        self.is_fed_from_host = False
         self.status = RequestStatus.QUEUED
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -166,6 +169,13 @@ class Request:
     def num_output_tokens(self) -> int:
         """Committed generated tokens."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether results of its steps in flight must come in before it is scheduled again."""
+        if not self.num_steps_in_flight:
+            return False
+        return not self.may_run_ahead or (self.is_fed_from_host and self.num_placeholders > 0)
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -31,6 +31,9 @@ class Scheduler:
 
     ``schedule`` may be called again before the results of earlier steps are in; ``update_from_output`` takes results
     in step order. Who is where is in ``lifecycle``.
+
+    num_micro_batches: more than 1 where stages of a pipeline work on different requests at a time: each step takes a
+        part of the running streams, whose tokens come back before they run again.
     """
 
     def __init__(
@@ -41,7 +44,9 @@ class Scheduler:
         sharing: SharingConfig | None = None,
         tier: CacheTier | None = None,
         clock: Clock = time.monotonic,
+        num_micro_batches: int = 1,
     ) -> None:
+        self.num_micro_batches = num_micro_batches
         self.config = config
         self.kv = kv
         self.clock = clock
@@ -79,6 +84,7 @@ class Scheduler:
                 code="context_length_exceeded",
             )
         request.max_total_tokens = min(request.max_total_tokens, most)
+        request.is_fed_from_host = self.num_micro_batches > 1
         self.lifecycle.add(request, is_ready)
 
     # ---- one step -------------------------------------------------------------------------------------------
@@ -106,14 +112,17 @@ class Scheduler:
             self._admit_waiting(step)
 
     def _schedule_decodes(self, step: Step) -> None:
-        """Running streams: one token each, memory permitting."""
+        """Running streams: one token each, memory permitting; a pipeline's micro-batch is a part of them."""
+        most = -(-len(self.lifecycle.running) // self.num_micro_batches)
         for request in self.lifecycle.running:
             known = len(request.token_ids) + request.num_placeholders
             start = request.num_computed_tokens
             if known - start != 1 or known >= request.max_total_tokens or request.status is not RUNNING:
                 continue
-            if request.num_steps_in_flight and not request.may_run_ahead:
+            if request.must_wait:
                 continue
+            if len(step.requests) >= most:
+                break
             if request.group_id is not None:
                 self._schedule_group(step, request.group_id)
             elif start < request.capacity_tokens or self._make_room(request, known, step):
@@ -329,8 +338,7 @@ def _wants_chunk(request: Request, step: Step) -> bool:
     """It has more to compute than a decode gives it, and did not get it in this step."""
     held_back = _held_back(request)
     wanted = request.num_tokens + request.num_placeholders - request.num_computed_tokens - held_back
-    waits = bool(request.num_steps_in_flight) and not request.may_run_ahead
-    return wanted >= 2 - held_back and request.last_step_id != step.step_id and not waits
+    return wanted >= 2 - held_back and request.last_step_id != step.step_id and not request.must_wait
 
 
 def _held_back(request: Request) -> int:
@@ -340,6 +348,5 @@ def _held_back(request: Request) -> int:
 
 def _can_decode(request: Request) -> bool:
     known = len(request.token_ids) + request.num_placeholders
-    waits = bool(request.num_steps_in_flight) and not request.may_run_ahead
     is_next = known - request.num_computed_tokens == 1 and known < request.max_total_tokens
-    return request.status is RUNNING and is_next and not waits
+    return request.status is RUNNING and is_next and not request.must_wait

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Callable
 from functools import partial
+from typing import NoReturn
 
 from headrace.checkpoint import load_architecture, resolve_model
-from headrace.config import EngineConfig
+from headrace.config import EngineConfig, ParallelConfig
 from headrace.core.interfaces import Executor
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.scheduler import Scheduler
 from headrace.engine.constraints import Constraints
 from headrace.engine.engine_core import EngineCore
 from headrace.engine.grammar_vocabulary import load_grammar_vocabulary
+from headrace.parallel.launch import LaunchPlace
 from headrace.parallel.sizes import check_sizes
 
 
@@ -34,7 +38,31 @@ def build_engine_core(
     if config.parallel.world_size == 1:
         return assemble(config, InProcessExecutor.from_config(config, progress))
     check_ranks(config)
-    return assemble(config, MultiprocExecutor(config, progress))
+    place = launch_place(config.parallel)
+    if place is not None and place.rank:
+        serve_rank(place)
+    return assemble(config, MultiprocExecutor(config, progress, place))
+
+
+def launch_place(parallel: ParallelConfig) -> LaunchPlace | None:
+    """This process's place in an external launch; None where the engine starts its ranks itself.
+
+    Raises: ConfigError when the launcher's variables are missing or do not suit the sizes.
+    """
+    if parallel.launcher == "spawn" or parallel.world_size == 1:
+        return None
+    place = LaunchPlace.read(os.environ)
+    place.check_size(parallel.world_size)
+    return place
+
+
+def serve_rank(place: LaunchPlace) -> NoReturn:
+    """On ranks other than 0: be a rank of rank 0's engine, and end this process with it."""
+    from headrace.runtime.external_ranks import serve_external_rank
+
+    status = serve_external_rank(place)
+    sys.stderr.flush()
+    os._exit(status)  # not by way of the interpreter's end: communicators would wait for ranks that are gone
 
 
 def check_ranks(config: EngineConfig) -> None:
@@ -44,12 +72,16 @@ def check_ranks(config: EngineConfig) -> None:
 
 
 def with_device_defaults(config: EngineConfig) -> EngineConfig:
-    """Settings that depend on the device, filled in: on a CPU a step that overlaps host work only takes its cores."""
+    """Settings that depend on the device, filled in: on a CPU a step that overlaps host work only takes its cores.
+
+    A pipeline has a step in flight for each stage.
+    """
     from headrace.platforms.base import device_type
 
     if config.scheduler.max_steps_outstanding is not None:
         return config
     steps = 2 if device_type(config.device.device) == "cuda" else 1
+    steps = max(steps, config.parallel.pipeline_parallel_size)
     scheduler = dataclasses.replace(config.scheduler, max_steps_outstanding=steps)
     return dataclasses.replace(config, scheduler=scheduler)
 
@@ -68,9 +100,11 @@ def assemble(config: EngineConfig, executor: Executor) -> EngineCore:
         max_compile_s=config.structured.max_grammar_compile_s,
         jump_forward=config.structured.enable_jump_forward,
     )
-    return EngineCore(
-        Scheduler(config.scheduler, kv, sharing=config.sharing),
-        executor,
-        mask_source=constraints,
-        seed=config.model.seed,
+    has_stages = config.parallel.pipeline_parallel_size > 1
+    scheduler = Scheduler(
+        config.scheduler,
+        kv,
+        sharing=config.sharing,
+        num_micro_batches=config.scheduler.steps_outstanding if has_stages else 1,
     )
+    return EngineCore(scheduler, executor, mask_source=constraints, seed=config.model.seed)

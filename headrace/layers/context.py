@@ -11,6 +11,7 @@ import torch
 from headrace.kernels.arena import Arena, Buffer
 from headrace.kernels.registry import Ops
 from headrace.loader.base import WeightSource
+from headrace.parallel.pipeline import PipelineStage
 from headrace.parallel.state import ParallelState
 from headrace.quant.base import WeightHome
 
@@ -26,6 +27,7 @@ class LayerContext:
         device: where both are.
         arena: the buffers of activations.
         parallel: this rank.
+        stage: its part of the layers.
         max_model_len: tokens that rotary tables must cover; None, until the model fills it in: the context that the
             checkpoint vouches for.
         quantization: the checkpoint's own description of it; set by the model.
@@ -37,6 +39,7 @@ class LayerContext:
     device: torch.device
     arena: Arena
     parallel: ParallelState = field(default_factory=ParallelState)
+    stage: PipelineStage = field(default_factory=PipelineStage)
     max_model_len: int | None = None
     quantization: Mapping[str, Any] | None = None
 

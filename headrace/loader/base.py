@@ -118,12 +118,15 @@ class WeightSource(ABC):
         """Tensors that nothing asked for, but for those known to be of no use."""
         return [name for name in self._shapes if name not in self._used and not self._is_ignorable(name)]
 
-    def finish(self) -> None:
-        """Called once the model is built: completes the progress, warns once if tensors were left over."""
+    def finish(self, is_whole: bool = True) -> None:
+        """Called once the model is built: completes the progress, warns once if tensors were left over.
+
+        is_whole: False when other stages of a pipeline read the rest.
+        """
         if self._progress is not None:
             self._progress(self.total_bytes, self.total_bytes)
         unused = self.unused_names()
-        if unused:
+        if unused and is_whole:
             shown = ", ".join(map(self.label, unused[:5])) + (", …" if len(unused) > 5 else "")
             logger.warning("%s: %d tensors are not used by the model: %s", self.where, len(unused), shown)
 

@@ -12,7 +12,7 @@ from headrace.attention.metadata import ForwardBatch
 from headrace.checkpoint.model_config import ModelArchitecture, RopeScaling
 from headrace.layers.attention import LayerCaches
 from headrace.layers.context import LayerContext
-from headrace.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from headrace.layers.embedding import ParallelLMHead, VocabParallelEmbedding, share_vocabulary
 from headrace.layers.norm import RMSNorm
 from headrace.layers.rotary import rotary_table
 from headrace.loader.tensor_names import EMBEDDING, HEAD
@@ -52,16 +52,22 @@ class CausalLM:
         self.arena = ctx.arena
         self._ctx = ctx
         self._tables: dict[float, torch.Tensor] = {}
-        self._embedding = VocabParallelEmbedding(
-            ctx, "model.embed_tokens", arch.vocab_size, arch.hidden_size, arch.embedding_scale
-        )
-        self.layers = [self.make_layer(arch, ctx, layer_id) for layer_id in range(arch.num_layers)]
-        self._norm = RMSNorm(ctx, "model.norm", arch.hidden_size, arch.rms_norm_eps)
-        is_tied = arch.tie_word_embeddings and not has_head_of_its_own(ctx)
-        tied = self._embedding if is_tied else None
-        self._head = ParallelLMHead(
-            ctx, "lm_head", arch.vocab_size, arch.hidden_size, tied, arch.final_logit_softcap
-        )
+        is_tied = ctx.stage.is_last and arch.tie_word_embeddings and not has_head_of_its_own(ctx)
+        embedding: VocabParallelEmbedding | None = None
+        if ctx.stage.is_first or is_tied:
+            embedding = VocabParallelEmbedding(
+                ctx, "model.embed_tokens", arch.vocab_size, arch.hidden_size, arch.embedding_scale
+            )
+        self._embedding = embedding if ctx.stage.is_first else None
+        layer_ids = ctx.stage.layers(arch.num_layers)
+        self.layers = [self.make_layer(arch, ctx, layer_id) for layer_id in layer_ids]
+        self._norm: RMSNorm | None = None
+        if ctx.stage.is_last:
+            self._norm = RMSNorm(ctx, "model.norm", arch.hidden_size, arch.rms_norm_eps)
+            tied = embedding if is_tied else None
+            self._head = ParallelLMHead(
+                ctx, "lm_head", arch.vocab_size, arch.hidden_size, tied, arch.final_logit_softcap
+            )
         self._hidden = ctx.arena.buffer("hidden", arch.hidden_size, ctx.dtype)
         self._residual = ctx.arena.buffer("residual", arch.hidden_size, ctx.dtype)
 
@@ -86,13 +92,22 @@ class CausalLM:
             layer.bind(caches)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Hidden states [T, E] of every token, after the final norm; valid until the next forward."""
-        hidden, residual = self._hidden.rows(batch.num_tokens), self._residual.rows(batch.num_tokens)
-        self._embedding(batch.input_ids, residual)
+        """Hidden states [T, E] of every token, after the final norm; valid until the next forward.
+
+        A stage of a pipeline starts from what is in ``stage_buffers`` and leaves there what the next one needs.
+        """
+        hidden, residual = self.stage_buffers(batch.num_tokens)
+        if self._embedding is not None:
+            self._embedding(batch.input_ids, residual)
         for layer in self.layers:
             layer.forward(hidden, residual, batch)
-        self._norm.add(hidden, residual, hidden)
+        if self._norm is not None:
+            self._norm.add(hidden, residual, hidden)
         return hidden
+
+    def stage_buffers(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(hidden, residual), each [T, E], which together are the residual stream between two stages."""
+        return self._hidden.rows(num_tokens), self._residual.rows(num_tokens)
 
     def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] fp32 of the hidden states [T, E] at ``rows`` [R] int64; valid until the next call."""
@@ -103,7 +118,8 @@ def has_head_of_its_own(ctx: LayerContext) -> bool:
     """A checkpoint that says its embeddings are tied but brings another head: the head counts, as in transformers."""
     if not ctx.weights.has(HEAD):
         return False
-    head, embedding = (ctx.weights.get(name).dequantize(ctx.dtype) for name in (HEAD, EMBEDDING))
+    rows = share_vocabulary(ctx.parallel, ctx.weights.shape(EMBEDDING)[0])
+    head, embedding = (ctx.weights.get(name, (rows,)).dequantize(ctx.dtype) for name in (HEAD, EMBEDDING))
     differs = not torch.equal(head, embedding)
     if differs:
         logger.warning("%s differs from the embedding, although the config ties them; the head is used", HEAD)

@@ -30,5 +30,5 @@ def build_model(arch: ModelArchitecture, ctx: LayerContext) -> CausalLM:
         raise UnsupportedModelError(f"architecture {arch.architecture!r} is not supported (known: {known})")
     module, _, name = MODELS[arch.architecture].partition(":")
     model: CausalLM = getattr(importlib.import_module(module), name)(arch, ctx)
-    ctx.weights.finish()
+    ctx.weights.finish(is_whole=ctx.stage.num_stages == 1)
     return model

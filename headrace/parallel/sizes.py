@@ -28,8 +28,6 @@ def check_sizes(arch: ModelArchitecture, parallel: ParallelConfig, model: str) -
             f"pipeline_parallel_size {pipeline} does not suit {model}, which has {arch.num_layers} layers; set it to "
             f"{arch.num_layers} or less"
         )
-    if pipeline > 1:
-        raise ConfigError(f"pipeline_parallel_size is {pipeline}, but there is one stage so far; set it to 1")
 
 
 def possible_tensor_sizes(arch: ModelArchitecture) -> list[int]:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from headrace.config import ParallelConfig
+from headrace.parallel.pipeline import PipelineLink, PipelineStage
 from headrace.parallel.rank_status import RankStatus
 from headrace.parallel.state import Communicator, ParallelState, SoloCommunicator
 from headrace.parallel.torch_communicator import TorchCommunicator, WatchedCommunicator
@@ -25,7 +27,7 @@ class World:
         rank, size: among all ranks.
         local_rank, num_local_ranks: among those of this host, whose memory and cores they share.
         tensor: its tensor-parallel group.
-        stage, num_stages: of the pipeline.
+        stage: its part of the pipeline; ``link`` leads to the stages beside it, where there are any.
     """
 
     rank: int = 0
@@ -33,8 +35,8 @@ class World:
     local_rank: int = 0
     num_local_ranks: int = 1
     tensor: ParallelState = field(default_factory=ParallelState)
-    stage: int = 0
-    num_stages: int = 1
+    stage: PipelineStage = field(default_factory=PipelineStage)
+    link: PipelineLink | None = None
 
     @classmethod
     def join(
@@ -42,7 +44,7 @@ class World:
         parallel: ParallelConfig,
         rank: int,
         *,
-        rendezvous: str,
+        store: Store,
         device: torch.device,
         local_rank: int,
         num_local_ranks: int,
@@ -51,7 +53,7 @@ class World:
         """Meet the other ranks. Blocks until all are there.
 
         Args:
-            rendezvous: an ``init_method`` of torch.distributed.
+            store: where they meet.
             device: where this rank computes; GPUs talk over NCCL, CPUs over gloo.
             status: told whenever this rank waits for others.
         """
@@ -60,7 +62,7 @@ class World:
         is_gpu = device.type == "cuda"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if is_gpu else "gloo",
-            init_method=rendezvous,
+            store=PrefixStore("ranks", store),
             rank=rank,
             world_size=size,
         )
@@ -73,20 +75,25 @@ class World:
             ]
             inner = TorchCommunicator(groups[stage], tensor_size, device.type)
             communicator = WatchedCommunicator(inner, status.enter_wait, status.leave_wait)
+        link = None
+        if num_stages > 1:
+            previous = rank - tensor_size if stage else None
+            following = rank + tensor_size if stage + 1 < num_stages else None
+            link = PipelineLink(previous, following, status.enter_wait, status.leave_wait)
         return cls(
             rank=rank,
             size=size,
             local_rank=local_rank,
             num_local_ranks=num_local_ranks,
             tensor=ParallelState(tensor_rank, tensor_size, communicator),
-            stage=stage,
-            num_stages=num_stages,
+            stage=PipelineStage(stage, num_stages),
+            link=link,
         )
 
     @property
     def reports(self) -> bool:
         """Whether this rank's results are the step's: the first of the last stage."""
-        return self.stage == self.num_stages - 1 and self.tensor.rank == 0
+        return self.stage.is_last and self.tensor.rank == 0
 
     def smallest(self, number: int) -> int:
         """The smallest of all ranks' numbers."""
@@ -95,10 +102,6 @@ class World:
         everyone = torch.tensor([number], dtype=torch.int64)
         dist.all_reduce(everyone, dist.ReduceOp.MIN)
         return int(everyone)
-
-    def describe(self) -> str:
-        """For messages."""
-        return describe_rank(self.rank, self.tensor.size, self.num_stages)
 
 
 def describe_rank(rank: int, tensor_size: int, num_stages: int) -> str:

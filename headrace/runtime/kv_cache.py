@@ -9,6 +9,7 @@ Copies, tiers and transfers move byte ranges; kernels take typed strided views o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -154,16 +155,22 @@ def kv_cache_specs_for(
     head_dim: int,
     block_size: int,
     dtype: torch.dtype,
+    held_layers: range | None = None,
 ) -> list[KVCacheSpec]:
     """The KV groups of a model: layers of one window together, groups of equal size.
+
+    All stages of a pipeline have the same groups, since they share block tables; each stage's hold its own layers.
 
     Args:
         layer_windows: per layer its sliding window in tokens, or None for full attention.
         num_kv_heads, head_dim: of one rank's attention layers.
         block_size: tokens in a block.
         dtype: of the stored keys and values.
+        held_layers: those of this stage; None: all.
     """
     groups = group_layers(tuple(layer_windows))
+    if held_layers is not None and len(held_layers) < len(layer_windows):
+        groups = _regroup(groups, layer_windows, held_layers)
     layout = KVCacheLayout(len(groups[0][1]), num_kv_heads, block_size, head_dim, dtype)
     return [
         KVCacheSpec(
@@ -174,3 +181,18 @@ def kv_cache_specs_for(
         )
         for window, layer_ids in groups
     ]
+
+
+def _regroup(
+    groups: list[tuple[int | None, tuple[int, ...]]], layer_windows: Sequence[int | None], held: range
+) -> list[tuple[int | None, tuple[int, ...]]]:
+    """As many groups of each window, holding a stage's layers as evenly as they go."""
+    num_groups = Counter(window for window, _ in groups)
+    layers = {window: [layer for layer in held if layer_windows[layer] == window] for window in num_groups}
+    size = max(-(-len(layers[window]) // count) for window, count in num_groups.items())
+    regrouped: list[tuple[int | None, tuple[int, ...]]] = []
+    for window, count in num_groups.items():
+        for index in range(count):
+            chunk = layers[window][index * size : (index + 1) * size]
+            regrouped.append((window, tuple(chunk + [-1] * (size - len(chunk)))))
+    return regrouped

@@ -18,7 +18,9 @@ from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, SchedulerOutput
 from headrace.core.token_mask import TokenMask
 from headrace.errors import EngineDeadError, HeadraceError
+from headrace.parallel.launch import LaunchPlace
 from headrace.parallel.world import describe_rank
+from headrace.runtime.external_ranks import await_external_ranks, rendezvous_of
 from headrace.runtime.rank_group import RankGroup
 from headrace.runtime.rank_messages import (
     FromRank,
@@ -41,19 +43,34 @@ class MultiprocExecutor:
     Args:
         config: of the engine; ``parallel`` says how many ranks.
         progress: called with (stage, share done in [0, 1]) while the first rank loads.
+        place: rank 0 of a launch whose other ranks come by themselves; None: start all ranks on this host.
 
     Raises: CheckpointError, ConfigError, and EngineDeadError when a rank dies while loading.
     """
 
-    def __init__(self, config: EngineConfig, progress: Callable[[str, float], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: Callable[[str, float], None] | None = None,
+        place: LaunchPlace | None = None,
+    ) -> None:
         parallel = config.parallel
         self._num_ranks = parallel.world_size
         self._pending: deque[Future[ModelRunnerOutput]] = deque()
+        self._has_stages = parallel.pipeline_parallel_size > 1
+        self._sampled: list[tuple[int, list[str], list[list[int]]]] = []
         self._lock = threading.Lock()
         self._loading: queue.SimpleQueue[tuple[int, FromRank] | HeadraceError] = queue.SimpleQueue()
         self._is_shut_down = False
         self._folder = tempfile.mkdtemp(prefix="headrace-ranks-")
-        self._peers, region = start_local_ranks(range(self._num_ranks), self._num_ranks)
+        rendezvous, num_local_ranks = f"file://{self._folder}/rendezvous", self._num_ranks
+        if place is None:
+            self._peers, region = start_local_ranks(self._num_ranks, is_whole=True)
+        else:
+            others, self._store = await_external_ranks(place)
+            own, region = start_local_ranks(1, is_whole=False)
+            self._peers = own + others
+            rendezvous, num_local_ranks = rendezvous_of(place), 0
         self._group = RankGroup(
             self._peers,
             region,
@@ -67,7 +84,7 @@ class MultiprocExecutor:
         )
         self._ready: dict[int, RankReady] = {}
         try:
-            self._group.send(RankSpec(config, f"file://{self._folder}/rendezvous", self._num_ranks))
+            self._group.send(RankSpec(config, rendezvous, num_local_ranks))
             self._await_ready(progress)
         except BaseException:
             self.shutdown()
@@ -92,7 +109,9 @@ class MultiprocExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[None]:
         """Start the forward of one step. Raises EngineDeadError if a rank has failed."""
         self.check_alive()
-        self._group.send(RunStep(scheduler_output))
+        with self._lock:
+            sampled, self._sampled = self._sampled, []
+        self._group.send(RunStep(scheduler_output, sampled))
         started: Future[None] = Future()
         started.set_result(None)  # what goes wrong with it shows in the samples
         return started
@@ -135,10 +154,13 @@ class MultiprocExecutor:
 
     def _on_message(self, rank: int, message: FromRank) -> None:
         if isinstance(message, RankOutput):
+            output = message.output
             with self._lock:
                 future = self._pending.popleft()
+                if self._has_stages:  # before anybody can ask for the step after it
+                    self._sampled.append((output.step_id, output.request_ids, output.sampled_token_ids))
             with contextlib.suppress(InvalidStateError):
-                future.set_result(message.output)
+                future.set_result(output)
         else:
             self._loading.put((rank, message))
 

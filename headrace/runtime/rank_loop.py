@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import socket
 import threading
@@ -15,7 +16,9 @@ import numpy as np
 
 from headrace.core.token_mask import TokenMask
 from headrace.parallel.broadcast import Receiver
+from headrace.parallel.launch import LaunchPlace
 from headrace.parallel.rank_status import RankStatus
+from headrace.runtime.early_stage_runner import StepTokens
 from headrace.runtime.executor import PendingStep
 from headrace.runtime.rank_messages import (
     RankBeat,
@@ -79,20 +82,24 @@ class RankLoop:
         return None if message is None else self._decoder.decode(message)
 
     def _load(self, spec: RankSpec) -> Any:
+        from headrace.parallel.meeting import open_store
         from headrace.parallel.world import World
         from headrace.platforms.base import current_platform
         from headrace.runtime.worker import Worker
 
         config = spec.config
-        local_rank = self._rank % spec.num_local_ranks
+        local_rank, num_local_ranks = self._rank, spec.num_local_ranks
+        if not num_local_ranks:
+            place = LaunchPlace.read(os.environ)
+            local_rank, num_local_ranks = place.local_rank, place.num_local_ranks
         platform = current_platform(config.device.device, local_rank)
         world = World.join(
             config.parallel,
             self._rank,
-            rendezvous=spec.rendezvous,
+            store=open_store(spec.rendezvous, config.parallel.world_size),
             device=platform.device,
             local_rank=local_rank,
-            num_local_ranks=spec.num_local_ranks,
+            num_local_ranks=num_local_ranks,
             status=self._status,
         )
         worker = Worker(
@@ -125,6 +132,7 @@ class RankLoop:
             message = self._receive()
             if isinstance(message, RunStep):
                 status.begin_step(message.scheduler_output.step_id)
+                worker.take_tokens([StepTokens(*step) for step in message.sampled])
                 worker.execute_model(message.scheduler_output)
             elif isinstance(message, Sample):
                 pending = worker.sample_tokens(_mask_of(message))

@@ -18,8 +18,8 @@ LENGTH = struct.Struct("<I")
 class RankSpec(msgspec.Struct, tag="spec"):
     """The first message: who the ranks are together.
 
-    rendezvous: where they meet, as ``torch.distributed`` takes it ("file:///…", "tcp://host:port").
-    num_local_ranks: ranks that share this host; 0 where ranks are told otherwise.
+    rendezvous: where they meet ("file:///…", "tcp://host:port").
+    num_local_ranks: ranks that share this host; 0 where each learns its place from its launcher.
     """
 
     config: EngineConfig
@@ -27,19 +27,14 @@ class RankSpec(msgspec.Struct, tag="spec"):
     num_local_ranks: int
 
 
-class StepResult(msgspec.Struct):
-    """What a step sampled, for stages that do not sample."""
-
-    step_id: int
-    request_ids: list[str]
-    token_ids: list[int]
-
-
 class RunStep(msgspec.Struct, tag="run"):
-    """Run a step's forward. ``results`` of earlier steps come first."""
+    """Run a step's forward.
+
+    sampled: what earlier steps sampled, (step id, request ids, their tokens), for stages that do not sample.
+    """
 
     scheduler_output: SchedulerOutput
-    results: list[StepResult] = []
+    sampled: list[tuple[int, list[str], list[list[int]]]] = []
 
 
 class Sample(msgspec.Struct, tag="sample"):

@@ -72,17 +72,22 @@ class RankPeer:
         )
 
 
-def start_local_ranks(ranks: range, num_ranks: int) -> tuple[list[RankPeer], SharedRegion]:
-    """Start processes for ``ranks`` on this host; they share a region of memory.
+def start_local_ranks(num_ranks: int, is_whole: bool) -> tuple[list[RankPeer], SharedRegion]:
+    """Start processes for the first ``num_ranks`` ranks on this host; they share a region of memory.
 
     Each one's standard input is its lifeline: it closes with this process, however that ends.
+
+    is_whole: there are no others, on other hosts.
     """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    if is_whole and sys.platform == "linux":
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's own name may resolve to nothing
     region_fd = create_fd(num_ranks, RING_BYTES)
     region = SharedRegion(region_fd, num_ranks, RING_BYTES)
     peers: list[RankPeer] = []
     try:
-        for rank in ranks:
-            peers.append(_start(rank, num_ranks, region, region_fd))
+        for rank in range(num_ranks):
+            peers.append(_start(rank, num_ranks, region, region_fd, environment))
     except BaseException:
         for peer in peers:
             peer.kill()
@@ -92,7 +97,9 @@ def start_local_ranks(ranks: range, num_ranks: int) -> tuple[list[RankPeer], Sha
     return peers, region
 
 
-def _start(rank: int, num_ranks: int, region: SharedRegion, region_fd: int) -> RankPeer:
+def _start(
+    rank: int, num_ranks: int, region: SharedRegion, region_fd: int, environment: dict[str, str]
+) -> RankPeer:
     ours, theirs = socket.socketpair()
     level = max(logging.INFO, logging.getLogger().getEffectiveLevel())
     arguments = [
@@ -103,9 +110,6 @@ def _start(rank: int, num_ranks: int, region: SharedRegion, region_fd: int) -> R
         num_ranks,
         level if rank == 0 else max(level, 30),
     ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    if sys.platform == "linux":
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's own name may resolve to nothing
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "headrace.runtime.rank_main", *map(str, arguments)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,9 +25,11 @@ from headrace.models.registry import build_model
 from headrace.parallel.world import World
 from headrace.platforms.base import DeviceEvent, current_platform
 from headrace.runtime.cuda_graph import GraphedModel, LimitedBackend
+from headrace.runtime.early_stage_runner import EarlyStageRunner, StepTokens
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
-from headrace.runtime.model_runner import ModelRunner, PendingOutput
+from headrace.runtime.model_runner import Model, ModelRunner, PendingOutput
+from headrace.runtime.staged_model import StagedModel
 from headrace.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -102,7 +104,12 @@ class Worker:
         self._num_kv_heads = _length(world.tensor.kv_share(arch.num_kv_heads))
         self._model: CausalLM | None = self._load_model(model, source, progress)
         self._specs = kv_cache_specs_for(
-            arch.layer_windows, self._num_kv_heads, arch.head_dim, cache.block_size, self.kv_dtype
+            arch.layer_windows,
+            self._num_kv_heads,
+            arch.head_dim,
+            cache.block_size,
+            self.kv_dtype,
+            world.stage.layers(arch.num_layers),
         )
         self._num_blocks = world.smallest(self._size_kv_cache())
         self._runner: ModelRunner | None = self._make_runner(self._num_blocks)
@@ -122,6 +129,12 @@ class Worker:
     def num_kv_blocks(self) -> int:
         """Blocks that were allocated."""
         return self._num_blocks
+
+    def take_tokens(self, steps: Sequence[StepTokens]) -> None:
+        """Tokens that the last stage sampled, for the others; before the steps that read them."""
+        if isinstance(self._runner, EarlyStageRunner):
+            for step in steps:
+                self._runner.take_tokens(step)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run a step's forward."""
@@ -158,6 +171,7 @@ class Worker:
             device=self._device,
             arena=Arena(self._device),
             parallel=self._world.tensor,
+            stage=self._world.stage,
             max_model_len=self.max_model_len,
         )
         with torch.inference_mode():
@@ -172,8 +186,12 @@ class Worker:
         kv_cache = KVCache(self._specs, layout, num_blocks, self._device, self._ops.copy_blocks)
         assert self._model is not None
         self._model.bind_kv_cache(kv_cache)
-        return ModelRunner(
-            self._graphed(self._model) if self._max_graph_tokens else self._model,
+        model: Model = self._graphed(self._model) if self._max_graph_tokens else self._model
+        if self._world.link is not None:
+            model = StagedModel(model, self._model, self._world.link)
+        make_runner = ModelRunner if self._world.stage.is_last else EarlyStageRunner
+        return make_runner(
+            model,
             kv_cache,
             [self._attention_backend() for _ in self._specs],
             max_num_seqs=self._scheduler.max_num_seqs,

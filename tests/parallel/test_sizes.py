@@ -62,7 +62,7 @@ def test_possible_sizes_are_those_that_the_layers_accept(
 
 def test_impossible_sizes_are_refused_with_the_possible_ones() -> None:
     arch = architecture(32, 8, 14336)
-    check_sizes(arch, ParallelConfig(tensor_parallel_size=8, pipeline_parallel_size=1), "big")
+    check_sizes(arch, ParallelConfig(tensor_parallel_size=8, pipeline_parallel_size=4), "big")
     with pytest.raises(ConfigError, match=r"size 3 does not suit big: .* over 1, 2, 4, 8, 16 or 32 ranks"):
         check_sizes(arch, ParallelConfig(tensor_parallel_size=3), "big")
     with pytest.raises(ConfigError, match=r"pipeline_parallel_size 5 .* has 4 layers; set it to 4 or less"):

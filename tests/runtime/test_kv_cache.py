@@ -5,6 +5,7 @@ import torch
 
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.errors import ConfigError
+from headrace.parallel.pipeline import PipelineStage
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 
 HEADS, DIM, BLOCK = 2, 8, 4
@@ -94,3 +95,29 @@ def test_blocks_beyond_all_memory_are_refused(num_blocks: int) -> None:
         ConfigError, match=f"{num_blocks * layout.bytes_per_block} bytes in all; lower num_kv_blocks"
     ):
         KVCache(specs, layout, num_blocks)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_stages_of_a_pipeline_have_the_same_groups_over_their_own_layers(num_stages: int) -> None:
+    windows = ((8,) * 5 + (None,)) * 3
+    whole = kv_cache_specs_for(windows, 2, 16, 4, torch.float32)
+    held: list[int] = []
+    for index in range(num_stages):
+        layers = PipelineStage(index, num_stages).layers(len(windows))
+        specs = kv_cache_specs_for(windows, 2, 16, 4, torch.float32, layers)
+        assert [(spec.kind, spec.window) for spec in specs] == [(spec.kind, spec.window) for spec in whole]
+        assert len({(spec.bytes_per_block, len(spec.layer_ids)) for spec in specs}) == 1
+        assert specs[0].bytes_per_block < whole[0].bytes_per_block or num_stages == 2
+        for spec in specs:
+            ids = [layer for layer in spec.layer_ids if layer >= 0]
+            assert all(windows[layer] == spec.window and layer in layers for layer in ids)
+            held += ids
+        layout = KVCacheLayout.for_specs(specs, 2, 16, 4, torch.float32)
+        KVCache(specs, layout, 3)
+    assert sorted(held) == list(range(len(windows)))
+
+
+def test_a_single_stage_has_the_groups_of_the_whole() -> None:
+    windows = (8, None, 8)
+    whole = kv_cache_specs_for(windows, 2, 16, 4, torch.float32)
+    assert kv_cache_specs_for(windows, 2, 16, 4, torch.float32, range(3)) == whole
