@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from headrace.core.output import SchedulerOutput
+from headrace.core.token_mask import TokenMask
 from headrace.runtime.device_table import Write
 from headrace.runtime.model_runner import ModelRunner, PendingOutput
 
@@ -38,7 +37,7 @@ class EarlyStageRunner(ModelRunner):
             self._born[new.request_id] = scheduler_output.step_id
         super().execute_model(scheduler_output)
 
-    def sample_tokens(self, mask: np.ndarray | None = None) -> PendingOutput:
+    def sample_tokens(self, mask: TokenMask | None = None) -> PendingOutput:
         """Note where the step's tokens will go."""
         batch = self._batch
         assert batch is not None, "sample_tokens needs one execute_model before it"
