@@ -10,6 +10,8 @@ import numpy as np
 
 from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput
 from headrace.core.token_mask import TokenMask
+from headrace.runtime.multiproc_executor import _sample_message
+from headrace.runtime.rank_loop import _mask_of
 from headrace.runtime.rank_messages import RankEar, RankFailed, RankOutput, RankVoice, RunStep, Sample, ToRank
 from headrace.sampling_params import SamplingParams
 
@@ -23,12 +25,14 @@ def test_a_step_and_its_mask() -> None:
     step = RunStep(SchedulerOutput(3, ["a"], [0], [2], [0], [new]), [(2, ["b"], [[5, 6]])])
     assert through(step) == step
     mask = TokenMask(np.array([1, 4]), np.arange(6, dtype=np.uint32).reshape(2, 3))
-    sample = through(Sample.under(mask))
-    assert isinstance(sample, Sample) and sample.mask is not None
-    assert np.array_equal(sample.mask.rows, mask.rows) and np.array_equal(sample.mask.words, mask.words)
-    assert sample.mask.rows.dtype == np.int64 and sample.mask.words.dtype == np.uint32
-    plain = through(Sample.under(None))
-    assert isinstance(plain, Sample) and plain.mask is None
+    sample = through(_sample_message(mask))
+    assert isinstance(sample, Sample)
+    back = _mask_of(sample)
+    assert back is not None
+    assert np.array_equal(back.rows, mask.rows) and np.array_equal(back.words, mask.words)
+    assert back.rows.dtype == np.int64 and back.words.dtype == np.uint32
+    plain = through(_sample_message(None))
+    assert isinstance(plain, Sample) and _mask_of(plain) is None
 
 
 def test_an_ear_puts_messages_together() -> None:
