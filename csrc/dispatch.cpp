@@ -57,6 +57,16 @@ void run_single(void* data, Team& team) {
 
 const int64_t kArgsBytes[HR_NUM_OPS] = {
     sizeof(HrRmsNorm),
+    sizeof(HrLinear),
+    sizeof(HrPackWeight),
+    sizeof(HrEmbedding),
+    sizeof(HrGatherRows),
+    sizeof(HrRopeAndStore),
+    sizeof(HrAttention),
+    sizeof(HrGatedAct),
+    sizeof(HrSoftCap),
+    sizeof(HrCopyBlocks),
+    sizeof(HrRowArgmax),
 };
 
 }  // namespace

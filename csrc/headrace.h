@@ -18,6 +18,16 @@ enum HrDType : int32_t { HR_F32 = 0, HR_BF16 = 1, HR_F16 = 2 };
 // Names of ops: the order is that of OPS in structs.py.
 enum HrOp : int32_t {
   HR_RMS_NORM = 0,
+  HR_LINEAR,
+  HR_PACK_WEIGHT,
+  HR_EMBEDDING,
+  HR_GATHER_ROWS,
+  HR_ROPE_AND_STORE,
+  HR_ATTENTION,
+  HR_GATED_ACT,
+  HR_SOFT_CAP,
+  HR_COPY_BLOCKS,
+  HR_ROW_ARGMAX,
   HR_NUM_OPS,
 };
 
@@ -32,6 +42,155 @@ struct HrRmsNorm {
   int64_t width;
   float eps;
   int32_t dtype;         // of x, residual and out
+};
+
+// out = x weight^T + bias, summed in fp32 one input after another, so that a row's result depends on nothing else.
+//
+// weight is packed: panels of 16 outputs, padded with zeros, so that 16 sums advance together.
+//   fp32, fp16  [ceil(n / 16)][in][16]
+//   bf16        [ceil(n / 16)][ceil(in / 2)][16][2]   pairs of inputs: what bf16 instructions take, quick to widen
+struct HrLinear {
+  int64_t rows;
+  const void* x;       // [rows, in]
+  const void* weight;  // packed
+  const void* bias;    // [n] or null
+  void* out;           // [rows, n]
+  int64_t x_stride, out_stride;
+  int64_t num_inputs, num_outputs;
+  int32_t x_dtype, weight_dtype, bias_dtype, out_dtype;
+};
+
+// Rows of a matrix of any float type into packed form of the same type; rows are outputs.
+struct HrPackWeight {
+  int64_t rows;        // n
+  const void* weight;  // [n, in]
+  void* packed;
+  int64_t weight_stride;
+  int64_t num_inputs;
+  int32_t dtype;
+  int32_t unused;
+};
+
+// out[t] = table[ids[t] - first_row] * scale; ids of rows that the table has not give zeros.
+struct HrEmbedding {
+  int64_t rows;
+  const int64_t* ids;   // [rows]
+  const void* weight;   // [num_table_rows, width], dense or packed
+  void* out;            // [rows, width]
+  int64_t weight_stride, out_stride;
+  int64_t width;
+  int64_t first_row, num_table_rows;
+  float scale;
+  int32_t weight_dtype, out_dtype;
+  int32_t is_packed;
+};
+
+// out[r] = x[index[r]], whatever the type is.
+struct HrGatherRows {
+  int64_t rows;
+  const void* x;
+  const int64_t* index;
+  void* out;
+  int64_t x_stride_bytes, out_stride_bytes, row_bytes;
+};
+
+// Where one layer's keys or values are: [blocks, heads, block_size, head_dim], the last dense.
+struct HrCache {
+  void* data;
+  int64_t block_stride, head_stride, token_stride;
+};
+
+// Per head: optional RMSNorm of queries and keys, rotation of them in place (the two halves of a head are a pair), keys
+// and values into their slots; slot = block * block_size + place, negative: nowhere.
+struct HrRopeAndStore {
+  int64_t rows;
+  void* qkv;                 // [rows, (heads + 2 kv_heads) * head_dim]
+  const float* q_norm;       // [head_dim] or null
+  const float* k_norm;       // the same
+  const float* cos_sin;      // [positions, head_dim]: cosines, then sines
+  const int64_t* positions;  // [rows]
+  const int64_t* slots;      // [rows]
+  HrCache keys, values;
+  int64_t qkv_stride;
+  int64_t block_size;
+  int32_t num_heads, num_kv_heads, head_dim;
+  float eps;
+  int32_t dtype, cache_dtype;
+};
+
+// A step's attention as work items and reductions; see AttentionPlan in headrace/attention/metadata.py.
+struct HrAttentionPlan {
+  int64_t num_items, num_reductions;
+  const int32_t* query_rows;
+  const int32_t* row_positions;
+  const int32_t* item_request;
+  const int32_t* item_kv_start;
+  const int32_t* item_kv_end;
+  const int32_t* item_row_start;
+  const int32_t* item_num_rows;
+  const int32_t* item_partial_start;
+  const int32_t* reduce_rows;
+  const int32_t* reduce_starts;
+  const int32_t* reduce_slots;
+  const int32_t* block_table;  // [requests, block_table_stride]
+  int64_t block_table_stride;
+  int64_t block_size;
+  int64_t window;   // 0: none
+  float* partials;  // [partials, heads, head_dim]
+  float* log_sums;  // [partials, heads]
+};
+
+// out[t] = softmax(cap(scale * q[t] . k)) v over the keys that token t sees, in fp32.
+struct HrAttention {
+  int64_t rows;
+  const void* qkv;  // [rows, at least heads * head_dim]
+  const HrAttentionPlan* plan;
+  void* out;        // [rows, heads * head_dim]
+  HrCache keys, values;
+  int64_t qkv_stride, out_stride;
+  int32_t num_heads, num_kv_heads, head_dim;
+  float scale;
+  float soft_cap;   // 0: none
+  int32_t dtype, cache_dtype, out_dtype;
+};
+
+// out = act(gate) * up; gate is the first half of a row, up the second.
+struct HrGatedAct {
+  int64_t rows;
+  const void* gate_up;  // [rows, 2 width]
+  void* out;            // [rows, width]
+  int64_t gate_up_stride, out_stride;
+  int64_t width;
+  int32_t kind;         // 0: SiLU, 1: GELU by tanh
+  int32_t dtype;
+};
+
+// x = cap * tanh(x / cap)
+struct HrSoftCap {
+  int64_t rows;
+  void* x;  // [rows, width]
+  int64_t stride, width;
+  float cap;
+  int32_t dtype;
+};
+
+// The first num_tokens[c] tokens of every plane of block src[c] go to block dst[c].
+struct HrCopyBlocks {
+  int64_t rows;  // copies
+  void* blocks;
+  const int64_t* src;
+  const int64_t* dst;
+  const int64_t* num_tokens;
+  int64_t block_bytes, num_planes, plane_bytes, token_bytes;
+};
+
+// The largest number of each row and its lowest index; NaN counts as the largest.
+struct HrRowArgmax {
+  int64_t rows;
+  const float* x;    // [rows, width]
+  float* values;     // [rows]
+  int64_t* indices;  // [rows]
+  int64_t stride, width;
 };
 
 // One op of a program, and the pointers in its arguments that each run looks up.

@@ -7,6 +7,16 @@ namespace hr {
 namespace HR_ISA {
 
 void rms_norm(const void* args, Team& team);
+void linear(const void* args, Team& team);
+void pack_weight(const void* args, Team& team);
+void embedding(const void* args, Team& team);
+void gather_rows(const void* args, Team& team);
+void rope_and_store(const void* args, Team& team);
+void attention(const void* args, Team& team);
+void gated_act(const void* args, Team& team);
+void soft_cap(const void* args, Team& team);
+void copy_blocks(const void* args, Team& team);
+void row_argmax(const void* args, Team& team);
 
 }  // namespace HR_ISA
 }  // namespace hr

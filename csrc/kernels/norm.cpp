@@ -8,16 +8,6 @@ namespace HR_ISA {
 namespace {
 
 template <typename T>
-Vec load_some(const T* p, int64_t count) {
-  return count == kLanes ? load(p) : load_part(p, count);
-}
-
-template <typename T>
-void store_some(T* p, Vec v, int64_t count) {
-  count == kLanes ? store(p, v) : store_part(p, v, count);
-}
-
-template <typename T>
 void norm_row(const HrRmsNorm& a, int64_t row) {
   const T* x = (const T*)a.x + row * a.x_stride;
   T* out = (T*)a.out + row * a.out_stride;

@@ -6,6 +6,16 @@ namespace HR_ISA {
 const KernelTable& table() {
   static const KernelTable all = {{
       rms_norm,
+      linear,
+      pack_weight,
+      embedding,
+      gather_rows,
+      rope_and_store,
+      attention,
+      gated_act,
+      soft_cap,
+      copy_blocks,
+      row_argmax,
   }};
   return all;
 }

@@ -36,7 +36,16 @@ static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static inline Vec splat(float value) { return Vec{} + value; }
+// Not "Vec{} + value", which is an addition: -0 + 0 is another number.
+static inline Vec splat(float value) {
+#if HR_VECTOR_BYTES == 64
+  return (Vec)_mm512_set1_ps(value);
+#elif HR_VECTOR_BYTES == 32
+  return (Vec)_mm256_set1_ps(value);
+#else
+  return Vec{value, value, value, value};
+#endif
+}
 
 static inline Vec load(const float* p) {
   Vec v;
@@ -94,12 +103,30 @@ static inline void store_part(T* p, Vec v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = padded[i];
 }
 
+template <typename T>
+static inline Vec load_some(const T* p, int64_t count) {
+  return count >= kLanes ? load(p) : load_part(p, count);
+}
+
+template <typename T>
+static inline void store_some(T* p, Vec v, int64_t count) {
+  count >= kLanes ? store(p, v) : store_part(p, v, count);
+}
+
 static inline float sum(Vec v) {
   float lanes[kLanes];
   store(lanes, v);
   for (int width = kLanes / 2; width >= 1; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
+}
+
+static inline float max_lane(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  float largest = lanes[0];
+  for (int i = 1; i < kLanes; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
+  return largest;
 }
 
 static inline Vec select(IntVec mask, Vec yes, Vec no) {
@@ -115,14 +142,6 @@ static inline void with_type(int32_t dtype, F f) {
     f((Bf16*)nullptr);
   else
     f((F16*)nullptr);
-}
-
-// Calls f(offset, count) for each piece of at most kLanes elements of [0, width).
-template <typename Whole, typename Part>
-static inline void for_vectors(int64_t width, Whole whole, Part part) {
-  int64_t i = 0;
-  for (; i + kLanes <= width; i += kLanes) whole(i);
-  if (i < width) part(i, width - i);
 }
 
 }  // namespace HR_ISA

@@ -26,6 +26,7 @@ OP_FILES = {
     "add_rms_norm": "norm",
     "linear": "linear",
     "pack_weight": "linear",
+    "weight_dtype": "linear",
     "rope_and_store": "rope_and_store",
     "attention": "attention",
     "gated_act": "activation",
@@ -38,7 +39,8 @@ OP_FILES = {
 class Ops:
     """One attribute per op of ``OP_FILES``; see the reference functions for arguments, shapes and dtypes.
 
-    ``pack_weight`` is no op: it is called once, at loading, for the form of a weight that ``linear`` reads fastest.
+    ``pack_weight`` and ``weight_dtype`` are no ops: they are called at loading, for the form and the type of a weight
+    that ``linear`` reads fastest.
     Collectives are ops, too, so that they are recorded like the others; see ``Communicator``.
     """
 
@@ -47,7 +49,8 @@ class Ops:
     rms_norm: Op
     add_rms_norm: Op
     linear: Op
-    pack_weight: Callable[[torch.Tensor], torch.Tensor]
+    pack_weight: Callable[[torch.Tensor], Any]
+    weight_dtype: Callable[[torch.dtype, torch.dtype], torch.dtype]
     rope_and_store: Op
     attention: Op
     gated_act: Op

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -34,7 +36,7 @@ class VocabParallelEmbedding:
         dtype = ctx.dtype
         if stored.tensor is not None and stored.tensor.dtype in _HALF and dtype not in _HALF:
             dtype = stored.tensor.dtype
-        self.weight = stored.dequantize(dtype, ctx.device)
+        self.weight: Any = stored.dequantize(dtype, ctx.device)
         self._ops = ctx.ops
         self._scale = scale
         self._first_row = rows.start if ctx.parallel.size > 1 else None
@@ -45,10 +47,11 @@ class VocabParallelEmbedding:
         if self._first_row is not None:
             self._ops.all_reduce(out)
 
-    def share(self, dtype: torch.dtype) -> Tensor:
-        """The table as a head of ``dtype`` wants it; from now on the same memory, if the types are the same."""
-        packed = self._ops.pack_weight(self.weight.to(dtype))
-        if self.weight.dtype == dtype:
+    def share(self, dtype: torch.dtype) -> Any:
+        """The table as a head that computes in ``dtype`` wants it; from now on the same memory, if the types agree."""
+        kept = self._ops.weight_dtype(self.weight.dtype, dtype)
+        packed = self._ops.pack_weight(self.weight.to(kept))
+        if self.weight.dtype == kept:
             self.weight = packed
         return packed
 

@@ -62,6 +62,12 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     return weight.view(-1, sizes[-1], num_columns).transpose(1, 2).contiguous().transpose(1, 2)
 
 
+def weight_dtype(stored: torch.dtype, compute: torch.dtype) -> torch.dtype:
+    """The type that a weight which is stored as ``stored`` is kept in, for ``linear`` to multiply with activations of
+    type ``compute``: here that type. It is never less precise than what is stored, unless ``compute`` is."""
+    return compute
+
+
 def _is_row_major_on_cpu(weight: torch.Tensor) -> bool:
     """In fp32: other types go through oneDNN, which has orders of its own."""
     return weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()

@@ -7,38 +7,31 @@ import torch
 
 from headrace.kernels.native import norm
 from headrace.kernels.reference import norm as reference
+from tests.kernels.native.guarded import guarded, random_rows
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 """Relative: two roundings to the type may differ by one unit in the last place."""
 pytestmark = pytest.mark.usefixtures("instruction_set", "threads")
 
 
-def rows(count: int, width: int, dtype: torch.dtype, first: int = 0, seed: int = 0) -> torch.Tensor:
-    """Rows in a wider buffer, beginning at any element."""
-    generator = torch.Generator().manual_seed(seed)
-    buffer = torch.randn(count, width + 5, generator=generator).to(dtype)
-    return buffer[:, first : first + width]
-
-
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("width", [1, 7, 16, 40, 576, 577])
 @pytest.mark.parametrize("count", [0, 1, 33])
 def test_rms_norm(count: int, width: int, dtype: torch.dtype) -> None:
-    x, weight = rows(count, width, dtype, first=3), torch.rand(width) + 0.5
+    x, weight = random_rows(count, width, dtype, first=3), torch.rand(width) + 0.5
     expected = torch.empty(count, width, dtype=dtype)
     reference.rms_norm(x, weight, 1e-5, expected)
-    out = torch.full((count + 2, width + 3), 7.0, dtype=dtype)
-    norm.rms_norm(x, weight, 1e-5, out[1 : count + 1, 1 : width + 1])
-    torch.testing.assert_close(out[1 : count + 1, 1 : width + 1], expected, rtol=TOLERANCE[dtype], atol=1e-6)
-    out[1 : count + 1, 1 : width + 1] = 7.0
-    assert (out == 7.0).all(), "nothing else was written"
+    out = guarded(count, width, dtype)
+    norm.rms_norm(x, weight, 1e-5, out.view)
+    torch.testing.assert_close(out.view, expected, rtol=TOLERANCE[dtype], atol=1e-6)
+    out.check()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("width", [5, 576])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_add_rms_norm(width: int, dtype: torch.dtype, in_place: bool) -> None:
-    x, residual = rows(9, width, dtype, 1), rows(9, width, dtype, 2, seed=1)
+    x, residual = random_rows(9, width, dtype, 1), random_rows(9, width, dtype, 2, seed=1)
     weight = torch.rand(width) + 0.5
     expected, total = torch.empty(9, width, dtype=dtype), residual.clone()
     reference.add_rms_norm(x, total, weight, 1e-6, expected)

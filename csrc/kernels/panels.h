@@ -1,0 +1,92 @@
+// Panels: 16 outputs of a weight side by side, and the register tile that multiplies rows with them.
+//
+// Every sum runs over the inputs in order, one fused multiply-add after another, whatever the tile's shape is: a row's
+// result is bitwise the same alone and in any batch.
+#pragma once
+#include "vec.h"
+
+namespace hr {
+namespace HR_ISA {
+
+constexpr int kPanel = 16;
+constexpr int kPanelVecs = kPanel / kLanes;
+
+// Rows of a register tile, and panels of one with that many rows: as many sums as registers hold.
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 12;
+constexpr int kMaxPairRows = 12;
+constexpr int panels_for(int rows) { return rows <= 6 ? 4 : 2; }
+#elif defined(__AVX2__)
+constexpr int kMaxRows = 6;
+constexpr int kMaxPairRows = 5;  // pairs of bf16 need registers to be widened in
+constexpr int panels_for(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+#else
+constexpr int kMaxRows = 6;
+constexpr int kMaxPairRows = 5;
+constexpr int panels_for(int rows) { return rows == 1 ? 2 : 1; }
+#endif
+
+// Elements of a panel of ``inputs`` inputs.
+static inline int64_t panel_elements(const float*, int64_t inputs) { return inputs * kPanel; }
+static inline int64_t panel_elements(const F16*, int64_t inputs) { return inputs * kPanel; }
+static inline int64_t panel_elements(const Bf16*, int64_t inputs) { return (inputs + 1) / 2 * 2 * kPanel; }
+
+static inline WordVec load_words(const Bf16* p) {
+  WordVec words;
+  __builtin_memcpy(&words, p, sizeof(words));
+  return words;
+}
+
+// x[.., k] times the weights of one input k, into all sums of a tile.
+template <int R, int N>
+static inline __attribute__((always_inline)) void add_input(const float* x, int64_t x_stride, const Vec (&weights)[N],
+                                                            Vec (&sums)[R][N]) {
+  for (int r = 0; r < R; ++r) {
+    const Vec value = splat(x[r * x_stride]);
+    for (int i = 0; i < N; ++i) sums[r][i] += value * weights[i];
+  }
+}
+
+// sums[r][p * kPanelVecs + v] += x[r][k] * panel p [k], for k in [0, inputs).
+template <int R, int P, typename T>
+static inline __attribute__((always_inline)) void multiply(const float* x, int64_t x_stride, const T* w,
+                                                           int64_t panel_stride, int64_t inputs,
+                                                           Vec (&sums)[R][P * kPanelVecs]) {
+  constexpr int N = P * kPanelVecs;
+  Vec weights[N];
+  if constexpr (std::is_same_v<T, Bf16>) {  // in pairs of inputs: the low half of a word is the first
+    int64_t k = 0;
+    for (; k + 1 < inputs; k += 2) {
+      if constexpr (R <= 3) {  // registers hold x, and weights come one by one
+        for (int i = 0; i < N; ++i) {
+          const WordVec word = load_words(w + i / kPanelVecs * panel_stride + k * kPanel + i % kPanelVecs * 2 * kLanes);
+          for (int r = 0; r < R; ++r) sums[r][i] += splat(x[r * x_stride + k]) * (Vec)(word << 16);
+          for (int r = 0; r < R; ++r) sums[r][i] += splat(x[r * x_stride + k + 1]) * (Vec)(word & 0xffff0000u);
+        }
+      } else {
+        WordVec words[N];
+        for (int i = 0; i < N; ++i)
+          words[i] = load_words(w + i / kPanelVecs * panel_stride + k * kPanel + i % kPanelVecs * 2 * kLanes);
+        for (int i = 0; i < N; ++i) weights[i] = (Vec)(words[i] << 16);
+        add_input(x + k, x_stride, weights, sums);
+        for (int i = 0; i < N; ++i) weights[i] = (Vec)(words[i] & 0xffff0000u);
+        add_input(x + k + 1, x_stride, weights, sums);
+      }
+    }
+    if (k < inputs) {
+      for (int i = 0; i < N; ++i)
+        weights[i] = (Vec)(load_words(w + i / kPanelVecs * panel_stride + k * kPanel + i % kPanelVecs * 2 * kLanes)
+                           << 16);
+      add_input(x + k, x_stride, weights, sums);
+    }
+  } else {
+    for (int64_t k = 0; k < inputs; ++k) {
+      for (int i = 0; i < N; ++i)
+        weights[i] = load(w + i / kPanelVecs * panel_stride + k * kPanel + i % kPanelVecs * kLanes);
+      add_input(x + k, x_stride, weights, sums);
+    }
+  }
+}
+
+}  // namespace HR_ISA
+}  // namespace hr

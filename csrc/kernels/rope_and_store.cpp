@@ -1,0 +1,74 @@
+// rope_and_store: query and key norms, rotary embedding (Su et al.), keys and values into the paged cache.
+#include "kernels.h"
+#include "vec.h"
+
+namespace hr {
+namespace HR_ISA {
+
+namespace {
+
+template <typename T>
+float inverse_rms(const T* head, int64_t dim, float eps) {
+  Vec squares = {};
+  for (int64_t i = 0; i < dim; i += kLanes) {
+    const Vec v = load_some(head + i, dim - i);
+    squares += v * v;
+  }
+  return 1.0f / sqrtf(sum(squares) / (float)dim + eps);
+}
+
+template <typename T>
+void rotate(T* head, const float* norm, float eps, const float* cos_sin, int64_t dim) {
+  const int64_t half = dim / 2;
+  const Vec scale = splat(norm == nullptr ? 1.0f : inverse_rms(head, dim, eps));
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int64_t count = half - i;
+    Vec first = load_some(head + i, count), second = load_some(head + half + i, count);
+    if (norm != nullptr) {
+      first = first * scale * load_some(norm + i, count);
+      second = second * scale * load_some(norm + half + i, count);
+    }
+    const Vec cos = load_some(cos_sin + i, count), sin = load_some(cos_sin + half + i, count);
+    store_some(head + i, first * cos - second * sin, count);
+    store_some(head + half + i, second * cos + first * sin, count);
+  }
+}
+
+template <typename T, typename C>
+void put(const T* head, const HrCache& cache, int64_t block, int64_t index, int64_t place, int64_t dim) {
+  C* to = (C*)cache.data + block * cache.block_stride + index * cache.head_stride + place * cache.token_stride;
+  for (int64_t i = 0; i < dim; i += kLanes) store_some(to + i, load_some(head + i, dim - i), dim - i);
+}
+
+template <typename T, typename C>
+void run(const HrRopeAndStore& a, Team& team) {
+  const int64_t dim = a.head_dim;
+  for (int64_t t = team.rank(); t < a.rows; t += team.size()) {
+    T* row = (T*)a.qkv + t * a.qkv_stride;
+    T* keys = row + a.num_heads * dim;
+    T* values = keys + a.num_kv_heads * dim;
+    const float* cos_sin = a.cos_sin + a.positions[t] * dim;
+    for (int64_t h = 0; h < a.num_heads; ++h) rotate(row + h * dim, a.q_norm, a.eps, cos_sin, dim);
+    for (int64_t h = 0; h < a.num_kv_heads; ++h) rotate(keys + h * dim, a.k_norm, a.eps, cos_sin, dim);
+    if (a.slots[t] < 0) continue;
+    const int64_t block = a.slots[t] / a.block_size, place = a.slots[t] % a.block_size;
+    for (int64_t h = 0; h < a.num_kv_heads; ++h) {
+      put<T, C>(keys + h * dim, a.keys, block, h, place, dim);
+      put<T, C>(values + h * dim, a.values, block, h, place, dim);
+    }
+  }
+}
+
+}  // namespace
+
+void rope_and_store(const void* args, Team& team) {
+  const HrRopeAndStore& a = *(const HrRopeAndStore*)args;
+  with_type(a.dtype, [&](auto* type) {
+    with_type(a.cache_dtype, [&](auto* cache) {
+      run<std::remove_pointer_t<decltype(type)>, std::remove_pointer_t<decltype(cache)>>(a, team);
+    });
+  });
+}
+
+}  // namespace HR_ISA
+}  // namespace hr

@@ -1,0 +1,70 @@
+"""embedding and gather_rows; see kernels/reference/embedding.py."""
+
+from __future__ import annotations
+
+import torch
+
+from headrace.kernels.native.linear import PackedWeight
+from headrace.kernels.native.run import check_rows, run
+from headrace.kernels.native.structs import DTYPES, EmbeddingArgs, GatherRowsArgs
+
+
+def embedding(
+    ids: torch.Tensor,
+    weight: torch.Tensor | PackedWeight,
+    out: torch.Tensor,
+    scale: float = 1.0,
+    first_row: int | None = None,
+) -> None:
+    """See the reference; the table may be packed for ``linear``."""
+    run(embedding_args(ids, weight, out, scale, first_row), out.numel())
+
+
+def embedding_args(
+    ids: torch.Tensor,
+    weight: torch.Tensor | PackedWeight,
+    out: torch.Tensor,
+    scale: float = 1.0,
+    first_row: int | None = None,
+) -> EmbeddingArgs:
+    """The struct of ``embedding``."""
+    table = weight.data if isinstance(weight, PackedWeight) else weight
+    num_rows, width = weight.shape
+    check_rows(weight=table, out=out)
+    assert ids.is_contiguous() and ids.dtype == torch.int64 and out.shape[1] == width
+    return EmbeddingArgs(
+        rows=len(ids),
+        ids=ids.data_ptr(),
+        weight=table.data_ptr(),
+        out=out.data_ptr(),
+        weight_stride=table.stride(0),
+        out_stride=out.stride(0),
+        width=width,
+        first_row=first_row or 0,
+        num_table_rows=num_rows,
+        scale=torch.tensor(scale, dtype=out.dtype).item(),
+        weight_dtype=DTYPES[table.dtype],
+        out_dtype=DTYPES[out.dtype],
+        is_packed=isinstance(weight, PackedWeight),
+    )
+
+
+def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
+    """See the reference."""
+    run(gather_rows_args(x, rows, out), out.numel())
+
+
+def gather_rows_args(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> GatherRowsArgs:
+    """The struct of ``gather_rows``."""
+    check_rows(x=x, out=out)
+    assert rows.is_contiguous() and rows.dtype == torch.int64 and x.dtype == out.dtype
+    size = x.element_size()
+    return GatherRowsArgs(
+        rows=len(rows),
+        x=x.data_ptr(),
+        index=rows.data_ptr(),
+        out=out.data_ptr(),
+        x_stride_bytes=x.stride(0) * size,
+        out_stride_bytes=out.stride(0) * size,
+        row_bytes=x.shape[1] * size,
+    )

@@ -1,0 +1,89 @@
+"""rope_and_store; see kernels/reference/rope_and_store.py."""
+
+from __future__ import annotations
+
+import torch
+
+from headrace.kernels.native.run import check_rows, run
+from headrace.kernels.native.structs import DTYPES, Cache, RopeAndStoreArgs
+
+
+def rope_and_store(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> None:
+    """See the reference; a negative slot is none."""
+    args = rope_and_store_args(
+        qkv,
+        q_norm,
+        k_norm,
+        eps,
+        cos_sin,
+        positions,
+        slot_mapping,
+        k_cache,
+        v_cache,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+    )
+    run(args, 3 * qkv.numel())
+
+
+def rope_and_store_args(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> RopeAndStoreArgs:
+    """The struct of ``rope_and_store``."""
+    check_rows(qkv=qkv, cos_sin=cos_sin)
+    assert cos_sin.is_contiguous() and cos_sin.dtype == torch.float32 and cos_sin.shape[1] == head_dim
+    for index in (positions, slot_mapping):
+        assert index.is_contiguous() and index.dtype == torch.int64
+    for norm in (q_norm, k_norm):
+        assert norm is None or (norm.is_contiguous() and norm.dtype == torch.float32)
+    return RopeAndStoreArgs(
+        rows=len(positions),
+        qkv=qkv.data_ptr(),
+        q_norm=None if q_norm is None else q_norm.data_ptr(),
+        k_norm=None if k_norm is None else k_norm.data_ptr(),
+        cos_sin=cos_sin.data_ptr(),
+        positions=positions.data_ptr(),
+        slots=slot_mapping.data_ptr(),
+        keys=cache_args(k_cache),
+        values=cache_args(v_cache),
+        qkv_stride=qkv.stride(0),
+        block_size=k_cache.shape[2],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        eps=eps,
+        dtype=DTYPES[qkv.dtype],
+        cache_dtype=DTYPES[k_cache.dtype],
+    )
+
+
+def cache_args(cache: torch.Tensor) -> Cache:
+    """Where one layer's keys or values [num_blocks, K, B, D] are."""
+    check_rows(cache=cache)
+    block, head, token, _ = cache.stride()
+    return Cache(data=cache.data_ptr(), block_stride=block, head_stride=head, token_stride=token)
