@@ -29,6 +29,7 @@ FACTORS: dict[str, list[Any]] = {
     "policy": ["fcfs", "priority"],
     "n": [1, 3],
     "arrival": ["together", "reversed", "staggered"],
+    "kernels": ["auto", "reference"],
     "cascade": ["auto", "on"],
 }
 NUM_OUTPUT = 20

@@ -6,7 +6,9 @@ import torch
 
 from headrace.kernels.native.run import check_rows, run
 from headrace.kernels.native.structs import RowArgmaxArgs
-from headrace.kernels.reference.sampling import *  # noqa: F403
+from headrace.kernels.reference.sampling import log_normalizer, sample_rows, token_ranks, top_tokens
+
+__all__ = ["log_normalizer", "row_argmax", "sample_rows", "token_ranks", "top_tokens"]
 
 
 def row_argmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
