@@ -16,7 +16,26 @@ MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_TOKEN_ID = (1 << 31) - 1
 
+MAX_CANDIDATES = 4096  # tokens a beam search may look at after each beam
+_NEUTRAL_FOR_BEAMS: dict[str, Any] = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "stop": None,
+    "bad_words": None,
+    "bad_word_ids": None,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "structured_outputs": None,
+}
+"""What must stay at its default under beam search."""
+
 _FLAGS = (
+    "use_beam_search",
     "include_stop_str_in_output",
     "ignore_eos",
     "detokenize",
@@ -30,6 +49,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     """How to pick tokens and when to stop.
 
     n: answers per prompt; they share the prompt's KV blocks.
+    best_of: sequences computed, of which the ``n`` with the highest log-probability per token are given (answers then
+        carry log-probabilities); with beam search the number of beams. None is n.
+    use_beam_search: search for the likeliest answers over ``best_of`` beams instead of sampling; needs temperature 0.
+    length_penalty: beam search: an answer's score is its log-probability / length ** length_penalty.
+    early_stopping: beam search: True stops at ``best_of`` finished answers, False when no beam looks better than the
+        worst of them, "never" when none could become better.
     presence_penalty, frequency_penalty: in [-2, 2], counted over generated tokens.
     repetition_penalty: in [0.01, 100]; divides (multiplies) positive (negative) logits of tokens seen in prompt or
         answer.
@@ -53,6 +78,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
 
     n: int = 1
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -94,6 +123,16 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         return self.temperature == 0.0
 
     @property
+    def num_sequences(self) -> int:
+        """Sequences computed at once: ``best_of``, else ``n``."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def num_told_answers(self) -> int:
+        """Answers that the engine core gives news of: a beam search tells the ``n`` best only, at its end."""
+        return self.n if self.use_beam_search else self.num_sequences
+
+    @property
     def stop_strings(self) -> list[str]:
         """The stop strings as a list, empty when there are none."""
         return [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
@@ -105,6 +144,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     def verify(self) -> None:
         """Check every field. Raises RequestError naming the field, its value and the allowed range."""
         _int_in("n", self.n, 1, MAX_N)
+        if self.best_of is not None:
+            _int_in("best_of", self.best_of, self.n, MAX_N)
         _float_in("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _float_in("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         # Further from 1 the logits leave the range that the sampler can tell apart, and at last that of fp32.
@@ -119,7 +160,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             _int_in("max_tokens", self.max_tokens, 1, 1 << 31)
         _int_in("min_tokens", self.min_tokens, 0, 1 << 31 if self.max_tokens is None else self.max_tokens)
         if self.logprobs is not None:
-            _int_in("logprobs", self.logprobs, -1, MAX_LOGPROBS)
+            most = MAX_CANDIDATES if self.use_beam_search else MAX_LOGPROBS
+            _int_in("logprobs", self.logprobs, -1, most)
         if self.prompt_logprobs is not None:
             _int_in("prompt_logprobs", self.prompt_logprobs, -1, MAX_LOGPROBS)
         _int_in("logprobs_from", self.logprobs_from, 0, 1 << 31)
@@ -128,6 +170,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                 raise _refusal(name, getattr(self, name), "True or False")
         self._verify_stop()
         self._verify_tokens()
+        self._verify_beams()
         if self.structured_outputs is not None:
             if not isinstance(self.structured_outputs, StructuredOutputsParams):
                 raise _refusal("structured_outputs", self.structured_outputs, "a StructuredOutputsParams")
@@ -147,6 +190,21 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                 )
         if self.bad_words is not None:
             _texts("bad_words", self.bad_words)
+
+    def _verify_beams(self) -> None:
+        _float_in("length_penalty", self.length_penalty, -100.0, 100.0)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise _refusal("early_stopping", self.early_stopping, 'True, False or "never"')
+        if not self.use_beam_search:
+            return
+        for name, neutral in _NEUTRAL_FOR_BEAMS.items():
+            value = getattr(self, name)
+            if value != neutral and value not in (None, []):
+                raise RequestError(
+                    f"{name} is {_shown(value)}, but beam search follows the model's own probabilities; leave "
+                    f"{name} at {neutral!r}, or use_beam_search at False",
+                    param=name,
+                )
 
     def _verify_tokens(self) -> None:
         if self.stop_token_ids is not None:

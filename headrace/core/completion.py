@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.core.admission import OutputLengthEstimator
+from headrace.core.interfaces import ChoiceScene, TokenChooser
 from headrace.core.lifecycle import RUNNING, Lifecycle
 from headrace.core.output import EngineCoreOutput, ModelRunnerOutput
 from headrace.core.request import FinishReason, Request, RequestStatus
@@ -14,17 +15,18 @@ FINISHED = RequestStatus.FINISHED
 
 
 def complete_step(
-    lifecycle: Lifecycle, estimator: OutputLengthEstimator, step: Step, output: ModelRunnerOutput
+    scene: ChoiceScene, estimator: OutputLengthEstimator, step: Step, output: ModelRunnerOutput
 ) -> list[EngineCoreOutput]:
     """Apply the results of the oldest step in flight; the news of every request that has some."""
+    lifecycle, now = scene.lifecycle, scene.now
     news: list[EngineCoreOutput] = []
     if output.errors:  # before anything is committed: what a failed step wrote must not be shared
         _fail_requests(lifecycle, step, output, news)
     _commit_progress(lifecycle, step)
     if output.prompt_logprobs:
         _deliver_prompt_logprobs(step, output, news)
-    now = lifecycle.clock()
     any_ended = bool(output.errors)
+    choosers: dict[TokenChooser, None] = {}
     for request, tokens in _sampled_pairs(step, output):
         if request.status is FINISHED:
             continue  # it ran ahead of its end, or was cancelled: the tokens are discarded
@@ -34,6 +36,10 @@ def complete_step(
             )
             continue
         request.num_placeholders -= 1
+        if request.chooser is not None:
+            request.chooser.take(request, output.logprobs[request.request_id][0])
+            choosers[request.chooser] = None
+            continue
         item = EngineCoreOutput(request.parent_id, request.child_index, tokens)
         news.append(item)
         num_before = len(request.token_ids)
@@ -47,6 +53,8 @@ def complete_step(
             finish(lifecycle, request, item, reason, _stop_reason(request, reason))
     if any_ended:
         lifecycle.drop_stopped()
+    for chooser in choosers:
+        news += chooser.decide(scene)
     return news
 
 
@@ -140,7 +148,11 @@ def _fail_requests(
     """Requests whose own step failed end alone, with the message."""
     for request in step.requests:
         message = output.errors.get(request.request_id)
-        if message is not None and not request.is_finished:
+        if message is None or request.is_finished:
+            continue
+        if request.chooser is not None:
+            news += request.chooser.end(lifecycle, FinishReason.ERROR, message)
+        else:
             item = EngineCoreOutput(request.parent_id, request.child_index)
             finish(lifecycle, request, item, FinishReason.ERROR, message=message)
             news.append(item)

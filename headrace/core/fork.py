@@ -21,7 +21,8 @@ def make_requests(core_request: EngineCoreRequest, sample_seed: int) -> list[Req
     """
     leader: Request | None = None
     requests: list[Request] = []
-    for index in range(core_request.sampling_params.n):
+    params = core_request.sampling_params
+    for index in range(1 if params.use_beam_search else params.num_sequences):
         child = Request(
             core_request.request_id if index == 0 else f"{core_request.request_id}#{index}",
             core_request.prompt_token_ids,
@@ -45,6 +46,32 @@ def make_requests(core_request: EngineCoreRequest, sample_seed: int) -> list[Req
             child.next_prompt_logprob = child.num_prompt_tokens  # the leader delivers the prompt's
         requests.append(child)
     return requests
+
+
+def branch(parent: Request, request_id: str, token: int) -> Request:
+    """A beam that continues ``parent``'s tokens with one of its own. It holds no blocks yet."""
+    child = Request(
+        request_id,
+        parent.token_ids,
+        parent.sampling_params,
+        max_tokens=parent.max_tokens,
+        arrival_time=parent.arrival_time,
+        namespace=parent.namespace,
+        tenant=parent.tenant,
+        priority=parent.priority,
+        deadline=parent.deadline,
+        sample_seed=parent.sample_seed,
+        parent_id=parent.parent_id,
+        child_index=parent.child_index,
+        group_id=parent.group_id,
+        may_run_ahead=False,
+    )
+    child.token_ids.append(token)
+    child.num_prompt_tokens = child.next_prompt_logprob = parent.num_prompt_tokens
+    child.max_total_tokens = parent.max_total_tokens
+    child.eos_token_ids, child.stop_token_ids = parent.eos_token_ids, parent.stop_token_ids
+    child.chooser = parent.chooser
+    return child
 
 
 def is_ready(child: Request) -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from headrace.core.kv_cache_spec import KVCacheSpec
-from headrace.core.output import ModelRunnerOutput, SchedulerOutput
-from headrace.core.request import Request
+from headrace.core.output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from headrace.core.request import FinishReason, Request
 from headrace.errors import GrammarError
 from headrace.structured_outputs import Constraint
 
 if TYPE_CHECKING:
+    from headrace.core.lifecycle import Lifecycle
     from headrace.core.token_mask import TokenMask
 
 
@@ -78,6 +80,34 @@ class Advance(NamedTuple):
     forced: list[int] = []
     is_complete: bool = False
     violation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceScene:
+    """What a ``TokenChooser`` may act on: the requests, the step that will come next, the seats, the time."""
+
+    lifecycle: Lifecycle
+    next_step_id: int
+    max_num_seqs: int
+    now: float
+
+
+class TokenChooser(Protocol):
+    """Decides the next tokens of a co-schedule group on the host, from log-probabilities of one step.
+
+    Its requests do not run ahead, and what the device samples for them does not count.
+    """
+
+    def take(self, request: Request, entry: TokenLogprobs) -> None:
+        """Log-probabilities of the token after a request of the group."""
+
+    def decide(self, scene: ChoiceScene) -> list[EngineCoreOutput]:
+        """All requests of the group have been taken: give them their tokens, fork and end some; the news."""
+
+    def end(
+        self, lifecycle: Lifecycle, reason: FinishReason, message: str | None = None
+    ) -> list[EngineCoreOutput]:
+        """End all requests of the group (cancelled, or one failed); the last news, none if it was over already."""
 
 
 class MaskSource(Protocol):

@@ -22,7 +22,7 @@ RUNNING = RequestStatus.RUNNING
 class Lifecycle:
     """The requests of one engine and their transitions.
 
-    removed_ids, appended_ids: what the next step's delta must say of requests the data plane holds.
+    removed_ids, appended_ids, kept_tokens: what the next step's delta must say of requests the data plane holds.
     num_recomputed_tokens: tokens computed again because a preemption lost their KV.
     """
 
@@ -36,6 +36,7 @@ class Lifecycle:
         self.preparation = Preparation()
         self.removed_ids: list[str] = []
         self.appended_ids: dict[str, list[int]] = {}
+        self.kept_tokens: dict[str, int] = {}
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self._num_arrived = 0
@@ -97,6 +98,22 @@ class Lifecycle:
         if request.is_resident:
             self.appended_ids.setdefault(request.request_id, []).extend(token_ids)
 
+    def choose_token(self, request: Request, token: int) -> None:
+        """Add the token that a ``TokenChooser`` took; what the device sampled in its place does not count."""
+        if request.is_resident:
+            self.kept_tokens[request.request_id] = request.num_tokens
+        self.append_tokens(request, [token])
+
+    def adopt(self, child: Request, parent: Request) -> None:
+        """Take in a request forked from another, at the other's place in the order. It runs if it holds blocks."""
+        child.sequence = parent.sequence
+        self.requests[child.request_id] = child
+        child.timeline.stamp(RequestStatus.QUEUED.name, self.clock(), "forked")
+        if child.block_table:
+            self.start(child, "forked")
+        else:
+            self.waiting.push(child)
+
     def preempt(self, request: Request, cause: str) -> None:
         """Free the blocks of a running request (and of its group) and queue it again at its old place. It computes
         again what the cache loses; samples of its steps in flight still count."""
@@ -141,6 +158,7 @@ class Lifecycle:
             request.is_resident = False
             self.removed_ids.append(request.request_id)
         self.appended_ids.pop(request.request_id, None)
+        self.kept_tokens.pop(request.request_id, None)
 
     def check_integrity(self) -> None:
         """Prove that every request is in exactly one place. For tests."""

@@ -65,6 +65,7 @@ class SchedulerOutput(msgspec.Struct):
     new_requests: full state of requests unknown to the data plane; each is also in ``request_ids``.
     new_block_ids: {request id: per group, block ids appended since its last step}; only those that got some.
     appended_token_ids: {request id: tokens appended on the host (forced, drafted)}, after all tokens known before.
+    kept_tokens: {request id: tokens that stay, where what was sampled after them does not count}, before the appended.
     removed_request_ids: finished or preempted since the last step; the data plane forgets them before all else.
     block_copies: done before the forward.
     shared_prefixes: for cascade attention; never needed for correctness. The spans of one request follow one another
@@ -79,6 +80,7 @@ class SchedulerOutput(msgspec.Struct):
     new_requests: list[NewRequest] = []
     new_block_ids: dict[str, list[list[int]]] = {}
     appended_token_ids: dict[str, list[int]] = {}
+    kept_tokens: dict[str, int] = {}
     removed_request_ids: list[str] = []
     block_copies: list[BlockCopy] = []
     shared_prefixes: list[SharedPrefix] = []

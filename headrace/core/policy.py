@@ -40,7 +40,8 @@ class WaitingQueue:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._heap: list[tuple[tuple[int, int], Request]] = []
+        self._heap: list[tuple[tuple[int, int], int, Request]] = []  # beams of one search have the same key
+        self._num_pushed = 0
         self._members: set[Request] = set()
 
     def __len__(self) -> int:
@@ -56,13 +57,14 @@ class WaitingQueue:
         """Add a request at its place in the order."""
         assert request not in self._members
         self._members.add(request)
-        heapq.heappush(self._heap, (self._policy.key(request), request))
+        self._num_pushed += 1
+        heapq.heappush(self._heap, (self._policy.key(request), self._num_pushed, request))
 
     def peek(self) -> Request | None:
         """The first request, or None."""
-        while self._heap and self._heap[0][1] not in self._members:
+        while self._heap and self._heap[0][2] not in self._members:
             heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        return self._heap[0][2] if self._heap else None
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands."""

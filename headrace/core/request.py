@@ -8,9 +8,13 @@ any    -> FINISHED(reason)
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 from headrace.core.timeline import Timeline
 from headrace.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from headrace.core.interfaces import TokenChooser
 
 
 class RequestStatus(enum.IntEnum):
@@ -51,6 +55,8 @@ class Request:
     may_run_ahead: False makes it wait for its last result before it is scheduled again.
     is_fed_from_host: its sampled tokens reach the device by way of the host, so it waits for those (not for chunks).
     group_id: requests of one co-schedule group are scheduled, preempted and freed together.
+    chooser: decides its next token from log-probabilities, together with those of its group (a beam search); None
+        when what the device samples is its next token.
     namespace: radix namespace (model, adapter, KV dtype, tenant salt).
     last_step_id: the last step that reads or writes its blocks; the fence of its memory.
     is_resident: the data plane holds its state.  resident_capacity: the capacity of the blocks it was told of.
@@ -65,6 +71,7 @@ class Request:
         "block_table",
         "capacity_tokens",
         "child_index",
+        "chooser",
         "deadline",
         "eos_token_ids",
         "finish_reason",
@@ -139,6 +146,7 @@ class Request:
         self.parent_id = parent_id or request_id
         self.child_index = child_index
         self.group_id = group_id
+        self.chooser: TokenChooser | None = None
         self.may_run_ahead = may_run_ahead
         self.is_fed_from_host = False
         self.status = RequestStatus.QUEUED

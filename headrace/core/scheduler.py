@@ -13,7 +13,7 @@ from headrace.core.batching import Stage, make_batching
 from headrace.core.cascade import CascadePlanner
 from headrace.core.completion import complete_step
 from headrace.core.cost_model import CostModel
-from headrace.core.interfaces import CacheTier, Clock
+from headrace.core.interfaces import CacheTier, ChoiceScene, Clock
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.lifecycle import RUNNING, Lifecycle
 from headrace.core.output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
@@ -95,12 +95,14 @@ class Scheduler:
         self.lifecycle.collect_prepared()
         if self.policy.is_priority:
             self._make_way_for_urgent(step)
-        for stages in self.batching.stages(len(self.lifecycle.running)):
+        num_running = len(self.lifecycle.running)
+        for stages in self.batching.stages(num_running):
             for stage in stages:
                 self._run_stage(stage, step)
             if step.requests:
                 return self._launch(step)
-        self._break_deadlock()
+        if len(self.lifecycle.running) <= num_running:
+            self._break_deadlock()
         return None
 
     def _run_stage(self, stage: Stage, step: Step) -> None:
@@ -284,10 +286,11 @@ class Scheduler:
         self.admission.estimator.on_preemption()
 
     def _break_deadlock(self) -> None:
-        """Nothing runs and nothing is in flight, so protected requests hold all memory: the last of them gives way."""
+        """Nothing runs and nothing is in flight: protected requests hold all memory, or parts of groups hold all seats.
+        The last in order gives way."""
         running = self.lifecycle.running
         if running and not self.in_flight:
-            self._preempt(running[-1], "memory deadlock")
+            self._preempt(max(running, key=self.policy.key), "deadlock")
 
     # ---- out and in -----------------------------------------------------------------------------------------
 
@@ -306,6 +309,8 @@ class Scheduler:
         for request in step.requests if lifecycle.appended_ids else ():
             if request.request_id in lifecycle.appended_ids:
                 output.appended_token_ids[request.request_id] = lifecycle.appended_ids.pop(request.request_id)
+                if request.request_id in lifecycle.kept_tokens:
+                    output.kept_tokens[request.request_id] = lifecycle.kept_tokens.pop(request.request_id)
         self.cascade.fill(step)
         step.count_features()
         self.last_step_id = step.step_id
@@ -322,7 +327,8 @@ class Scheduler:
         self.completed_step_id = step.step_id
         self.kv.advance(step.step_id)
         self.cost_model.observe(step.features, output.elapsed_ms)
-        return complete_step(self.lifecycle, self.admission.estimator, step, output)
+        scene = ChoiceScene(self.lifecycle, self.last_step_id + 1, self.config.max_num_seqs, self.clock())
+        return complete_step(scene, self.admission.estimator, step, output)
 
     def check_integrity(self) -> None:
         """Prove that requests, steps in flight and the ledger of blocks agree. For tests."""

@@ -11,6 +11,20 @@ from headrace.tokenizer.base import Tokenizer
 from headrace.tokenizer.detokenizer import IncrementalDetokenizer
 
 
+def best_answers(answers: list[CompletionOutput], n: int) -> list[CompletionOutput]:
+    """The ``n`` answers of highest log-probability per token, the best first; all of them in order if there are n."""
+    if len(answers) <= n:
+        return answers
+
+    def score(answer: CompletionOutput) -> float:
+        return (answer.cumulative_logprob or 0.0) / max(len(answer.token_ids), 1)
+
+    best = sorted(answers, key=score, reverse=True)[:n]
+    for index, answer in enumerate(best):
+        answer.index = index
+    return best
+
+
 class Answer:
     """Collects the news of one child of a request.
 

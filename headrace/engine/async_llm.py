@@ -56,8 +56,8 @@ class _Live:
         self.index = index
         self.has_started = False
         self.is_answered = False
-        self.running = set(range(request.sampling_params.n))
-        self.num_tokens = [0] * request.sampling_params.n
+        self.running = set(range(request.sampling_params.num_told_answers))
+        self.num_tokens = [0] * request.sampling_params.num_told_answers
         self.stopped: set[int] = set()
 
 

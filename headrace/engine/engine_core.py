@@ -10,6 +10,7 @@ from concurrent.futures import Future
 import msgspec
 
 from headrace.core import fork
+from headrace.core.beam_search import BeamSearch
 from headrace.core.completion import finish
 from headrace.core.interfaces import Executor, MaskSource
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
@@ -81,6 +82,8 @@ class EngineCore:
             raise RequestError(f"request id {core_request.request_id!r} is in use", param="request_id")
         seed = core_request.sampling_params.seed
         family = fork.make_requests(core_request, self._seeds.getrandbits(63) if seed is None else seed)
+        if core_request.sampling_params.use_beam_search:
+            BeamSearch.start(family[0], core_request, self.scheduler.kv, self.scheduler.config.max_num_seqs)
         added: list[Request] = []
         is_ready = self._start_constraint(family, core_request.constraint)
         try:
@@ -129,7 +132,9 @@ class EngineCore:
         self._forget_finished(request_id)
 
     def _abort(self, request: Request) -> None:
-        if not request.is_finished:
+        if request.chooser is not None:
+            self._pending += request.chooser.end(self.scheduler.lifecycle, FinishReason.ABORT)
+        elif not request.is_finished:
             item = EngineCoreOutput(request.parent_id, request.child_index)
             finish(self.scheduler.lifecycle, request, item, FinishReason.ABORT)
             self._release(request)
@@ -204,7 +209,8 @@ class EngineCore:
                 self._forget_finished(item.request_id)
 
     def _request_of(self, item: EngineCoreOutput) -> Request:
-        return self._families[item.request_id][item.child_index]
+        family = self._families[item.request_id]
+        return family[min(item.child_index, len(family) - 1)]  # answers of a beam search have one request
 
     def _release(self, request: Request) -> None:
         if self._mask_source is not None:

@@ -135,6 +135,8 @@ class InputProcessor:
     def _check_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """A checked copy with ``bad_words`` spelled as token ids; the user's object may change meanwhile."""
         params = params.clone()
+        if params.num_told_answers > params.n and params.logprobs is None:
+            params.logprobs = 0  # answers are ranked by them
         if params.prompt_logprobs is not None and params.logprobs_from >= num_prompt_tokens:
             raise RequestError(
                 f"logprobs_from is {params.logprobs_from}, but the prompt has only {num_prompt_tokens} tokens",

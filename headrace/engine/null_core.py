@@ -49,7 +49,7 @@ class NullCore:
                 code="queue_full",
             )
         now = time.monotonic()
-        for child in range(request.sampling_params.n):
+        for child in range(request.sampling_params.num_told_answers):
             self._waiting[request.request_id, child] = _Sequence(request, child, now)
 
     def abort_requests(self, request_ids: list[str]) -> None:

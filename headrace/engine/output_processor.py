@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest
 from headrace.core.timeline import Timeline
-from headrace.engine.answer import Answer
+from headrace.engine.answer import Answer, best_answers
 from headrace.engine.logprob_text import logprob_dict
 from headrace.engine.receipt import metrics_of
 from headrace.outputs import CompletionOutput, Logprob, RequestOutput
@@ -20,7 +20,7 @@ class RequestOutputKind(enum.Enum):
 
     CUMULATIVE: at each step with news, all answers from their beginning.
     DELTA: at each step with news, the new part of the answers that have one.
-    FINAL_ONLY: one output, when all answers are finished.
+    FINAL_ONLY: one output, when all answers are finished; always so when only the best of several are given.
     """
 
     CUMULATIVE = 0
@@ -130,7 +130,7 @@ class _RequestState:
         params = request.sampling_params
         self._request = request
         self._prompt = prompt
-        self._kind = kind
+        self._kind = kind if params.num_told_answers == params.n else RequestOutputKind.FINAL_ONLY
         self._tokenizer = tokenizer if params.detokenize else None
         self._final: RequestOutput | None = None
         self._touched: list[Answer] = []
@@ -138,10 +138,11 @@ class _RequestState:
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * max(params.logprobs_from, 1)
         self.answers = [
-            Answer(index, request.prompt_token_ids, params, tokenizer) for index in range(params.n)
+            Answer(index, request.prompt_token_ids, params, tokenizer)
+            for index in range(params.num_told_answers)
         ]
         self.num_cached_tokens = 0
-        self._num_unfinished = self.num_core_running = params.n
+        self._num_unfinished = self.num_core_running = len(self.answers)
 
     def take(self, news: EngineCoreOutput) -> bool:
         """Add news of one answer. Returns True if it met a stop string."""
@@ -184,6 +185,7 @@ class _RequestState:
             answers = [answer.whole() for answer in self.answers] if touched else []
         else:
             answers = [answer.whole() for answer in self.answers] if is_finished else []
+            answers = best_answers(answers, self._request.sampling_params.n)
         if not answers:
             return None
         output = self._wrap(answers, is_finished)

@@ -175,6 +175,8 @@ class FakeExecutor:
         for request_id, block_ids in output.new_block_ids.items():
             self._cache.check_ids(block_ids, lowest=0)
             self._requests[request_id].sequence.append_blocks(block_ids)
+        for request_id, count in output.kept_tokens.items():
+            self._requests[request_id].cut(count)
         for request_id, token_ids in output.appended_token_ids.items():
             self._requests[request_id].append(token_ids)
 
@@ -277,6 +279,10 @@ class FakeRequest:
         """Add known tokens at the end."""
         self.sequence.append_tokens(len(self.token_ids), token_ids)
         self.token_ids += token_ids
+
+    def cut(self, num_tokens: int) -> None:
+        """Keep the first tokens only; KV of none of the others is in place."""
+        del self.token_ids[num_tokens:]
 
     def prompt_logprobs(self, start: int, count: int, vocab_size: int) -> list[TokenLogprobs]:
         """Entries for the prompt tokens after each of ``count`` positions from ``start``, as the real runner gives."""

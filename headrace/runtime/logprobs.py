@@ -24,7 +24,7 @@ class LogprobTensors:
     num_top: [N], on the host: top tokens wanted per row; ``WHOLE_VOCABULARY`` is all.
     tokens: [N] int64, each row's own token.  logprobs: [N] float32, its log-probability.
     ranks: [N] int64, 1 is the most likely.
-    top_tokens, top_logprobs: [N, K], falling; K is 0 or ``MAX_LOGPROBS``.
+    top_tokens, top_logprobs: [N, K], falling; K is 0, or ``MAX_LOGPROBS`` and up.
     whole_tokens, whole_logprobs: [rows that want all, V], falling.
     """
 
@@ -70,7 +70,8 @@ def compute_logprobs(
         num_top: [N] top tokens wanted per row; -1 is the whole vocabulary.
         kernels: a ``sampling`` module of ``headrace.kernels``.
     """
-    count = min(MAX_LOGPROBS, logits.shape[1]) if max(num_top) > 0 else 0
+    most = max(num_top)
+    count = min(max(most, MAX_LOGPROBS), logits.shape[1]) if most > 0 else 0
     own = logits.gather(1, tokens[:, None])
     parts = [
         _part_of(logits[part], own[part, 0], count, kernels)

@@ -79,6 +79,8 @@ class RequestStates:
             self._add(new, tokens, blocks)
         for request_id, group_blocks in output.new_block_ids.items():
             self._append_blocks(self._slots[request_id], group_blocks, blocks)
+        for request_id, count in output.kept_tokens.items():
+            self._num_tokens[self._slots[request_id]] = count
         for request_id, token_ids in output.appended_token_ids.items():
             slot = self._slots[request_id]
             tokens.append((slot, int(self._num_tokens[slot]), token_ids))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.engine.answer import best_answers
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.prompts import ParsedPrompt
 from headrace.outputs import CompletionOutput, RequestOutput
@@ -58,7 +59,7 @@ class ChatFormat(ChunkFormat):
         (output,) = outputs
         body = {
             **self.head(self.object_name),
-            "choices": [self._choice(answer) for answer in output.outputs],
+            "choices": [self._choice(answer) for answer in best_answers(output.outputs, self.n)],
             "usage": usage_of(outputs),
         }
         if self._wants_prompt_logprobs:

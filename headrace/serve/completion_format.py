@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.engine.answer import best_answers
 from headrace.engine.front_end import FrontEnd
 from headrace.outputs import CompletionOutput, RequestOutput
 from headrace.serve.chunk_format import ChunkFormat
@@ -131,14 +132,3 @@ class CompletionFormat(ChunkFormat):
     def report_usage(self) -> dict[str, Any]:
         """Usage so far."""
         return self.usage.report(counts_answers=self._has_answer)
-
-
-def best_answers(answers: list[CompletionOutput], n: int) -> list[CompletionOutput]:
-    """The ``n`` answers of highest log-probability per token, the best first; all of them in order if there are n."""
-    if len(answers) <= n:
-        return answers
-
-    def score(answer: CompletionOutput) -> float:
-        return (answer.cumulative_logprob or 0.0) / max(len(answer.token_ids), 1)
-
-    return sorted(answers, key=score, reverse=True)[:n]

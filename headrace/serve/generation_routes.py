@@ -82,11 +82,11 @@ def _job(
 ) -> Job:
     limits = context.llm.config.scheduler
     most = limits.max_num_seqs + limits.max_waiting_requests
-    if len(prompts) * params.n > most:
+    if len(prompts) * params.num_sequences > most:
         raise ApiError(
             400,
-            f"the request asks for {len(prompts) * params.n} answers at once; this server takes at most {most}: "
-            "send it in parts",
+            f"the request asks for {len(prompts) * params.num_sequences} answers at once; this server takes at most "
+            f"{most}: send it in parts",
             param="prompt",
         )
     has_no_limit = wanted.max_tokens is None and getattr(wanted, "max_completion_tokens", None) is None

@@ -60,8 +60,10 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    best_of: int | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -70,7 +72,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: Any = None
     suffix: str | None = None
     echo: bool | None = None
-    best_of: int | None = None
     logprobs: int | None = None
 
 

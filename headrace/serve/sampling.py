@@ -38,21 +38,15 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
 
     Raises: RequestError, ApiError 400.
     """
-    n = 1 if request.n is None else request.n
-    best_of = n if request.best_of is None else request.best_of
-    if best_of < n:
-        raise ApiError(400, f"best_of must be at least n ({n}); got {best_of}", param="best_of")
     max_tokens = _DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     if max_tokens == 0 and request.min_tokens:
         raise ApiError(400, "min_tokens must not be above max_tokens, which is 0", param="min_tokens")
-    fields: dict[str, Any] = {"n": best_of, "max_tokens": max_tokens or 1}
+    fields: dict[str, Any] = {"max_tokens": max_tokens or 1}
     if request.logprobs is not None:
         _check_count("logprobs", request.logprobs)
         fields["logprobs"] = request.logprobs
         if request.echo:
             fields["prompt_logprobs"] = request.logprobs
-    elif best_of > n:
-        fields["logprobs"] = 0  # they are ranked by it
     return _params(request, fields)
 
 
@@ -74,6 +68,27 @@ def chat_params(request: ChatRequest) -> SamplingParams:
     return _params(request, fields)
 
 
+def _sequence_fields(request: GenerationRequest, fields: dict[str, Any]) -> dict[str, Any]:
+    """How many sequences are computed: beams, or so many answers of which the best are shown."""
+    n = 1 if request.n is None else request.n
+    best_of = n if request.best_of is None else request.best_of
+    if best_of < n:
+        raise ApiError(400, f"best_of must be at least n ({n}); got {best_of}", param="best_of")
+    if request.use_beam_search:
+        temperature = 0.0 if request.temperature is None else request.temperature
+        found: dict[str, Any] = {
+            "use_beam_search": True,
+            "best_of": request.best_of,
+            "temperature": temperature,
+        }
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(request, name) is not None:
+                found[name] = getattr(request, name)
+        return found
+    # all of them are counted in the usage, so the server takes all and ranks them itself
+    return {"n": best_of, **({"logprobs": 0} if best_of > n and "logprobs" not in fields else {})}
+
+
 def _check_count(name: str, value: int) -> None:
     if not 0 <= value <= MAX_LOGPROBS:
         raise ApiError(
@@ -82,6 +97,7 @@ def _check_count(name: str, value: int) -> None:
 
 
 def _params(request: GenerationRequest, fields: dict[str, Any]) -> SamplingParams:
+    fields |= _sequence_fields(request, fields)
     for name in _SAME_NAME:
         value = getattr(request, name)
         if value is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.serve.errors import ApiError
-from headrace.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from headrace.serve.protocol import ChatRequest, GenerationRequest
 
 _Check = Callable[[Any], bool]
 
@@ -22,7 +22,6 @@ def _is_plain_text(value: Any) -> bool:
 # field -> (does this value ask for nothing, what to say)
 _STRUCTURED = "structured output is not supported by this server yet: leave the field out"
 _TOOLS = "this form of tool calling is not supported: use tools and tool_choice"
-_BEAMS = "beam search is not supported: leave the field out"
 _FIELDS: dict[str, tuple[_Check, str]] = {
     "response_format": (_is_plain_text, _STRUCTURED + ", or send {'type': 'text'}"),
     "structured_outputs": (_is_off, _STRUCTURED),
@@ -30,8 +29,6 @@ _FIELDS: dict[str, tuple[_Check, str]] = {
     "guided_regex": (_is_off, _STRUCTURED),
     "guided_choice": (_is_off, _STRUCTURED),
     "guided_grammar": (_is_off, _STRUCTURED),
-    "use_beam_search": (_is_off, _BEAMS),
-    "length_penalty": (lambda value: value == 1, _BEAMS),
     "suffix": (_is_off, "this model cannot fill text in before a suffix: leave the field out"),
     "functions": (_is_off, _TOOLS),
     "function_call": (lambda value: value in ("none", "auto"), _TOOLS),
@@ -66,9 +63,15 @@ def refuse_unsupported(request: GenerationRequest) -> None:
             param="stream_options",
             code="invalid_value",
         )
-    if (
-        isinstance(request, CompletionRequest)
-        and request.stream
-        and request.best_of not in (None, request.n or 1)
-    ):
+    for name, neutral in (("length_penalty", 1), ("early_stopping", False)):
+        if not request.use_beam_search and getattr(request, name) not in (None, neutral):
+            raise ApiError(
+                400,
+                f"{name}: it only means something for beam search: leave the field out, or set use_beam_search",
+                param=name,
+                code="unsupported_field",
+            )
+    if request.stream and request.use_beam_search:
+        raise ApiError(400, "beam search cannot be streamed", param="use_beam_search", code="invalid_value")
+    if request.stream and request.best_of not in (None, request.n or 1):
         raise ApiError(400, "best_of answers cannot be streamed", param="best_of", code="invalid_value")

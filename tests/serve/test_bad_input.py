@@ -65,7 +65,7 @@ def test_bodies_that_are_no_request(server: LaunchedServer, path: str, body: byt
         ("bad_words", "x"), ("stream", "yes"), ("stream", 1), ("prompt_logprobs", 99), ("priority", 5),
         ("priority", "high"), ("response_format", {"type": "json_object"}), ("response_format", "json"),
         ("guided_json", {"type": "object"}), ("guided_regex", "a+"), ("guided_choice", ["a"]),
-        ("structured_outputs", {"regex": "a"}), ("use_beam_search", True), ("length_penalty", 2), ("user_id", "x"),
+        ("structured_outputs", {"regex": "a"}), ("early_stopping", True), ("length_penalty", 2), ("user_id", "x"),
     ],
     ids=str,
 )  # fmt: skip

@@ -141,6 +141,16 @@ def test_best_of_gives_n_of_them(server: LaunchedServer) -> None:
     assert server.complete("Hi", best_of=2, stream=True).status_code == 400
 
 
+def test_beams_are_answers_of_their_own(server: LaunchedServer) -> None:
+    beams = {"use_beam_search": True, "n": 2, "best_of": 4, "length_penalty": 0.5, "early_stopping": "never"}
+    for answer in (server.complete("Hi", max_tokens=4, **beams), server.chat("Hi", max_tokens=4, **beams)):
+        assert answer.status_code == 200, answer.text
+        assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1]
+    assert server.complete("Hi", use_beam_search=True, temperature=0.5).status_code == 400
+    assert server.complete("Hi", use_beam_search=True, stop=["x"]).status_code == 400
+    assert server.complete("Hi", use_beam_search=True, stream=True).status_code == 400
+
+
 def test_token_ids_of_vllm(server: LaunchedServer) -> None:
     choice = server.complete([5] * 12, max_tokens=2, return_token_ids=True).json()["choices"][0]
     assert choice["token_ids"] == [33, 28] and choice["prompt_token_ids"] == [5] * 12
