@@ -13,6 +13,10 @@ from headrace.sampling_params import SamplingParams
 NAN, INF = float("nan"), float("inf")
 WRONG: dict[str, list[Any]] = {
     "n": [0, 129, True, 2.0, None, "1"],
+    "best_of": [0, 129, True, 2.0, "1"],
+    "use_beam_search": ["yes", 1, None],
+    "length_penalty": [101, NAN, "1", None],
+    "early_stopping": [1, "always", None, []],
     "presence_penalty": [2.1, NAN, "0", None, True, 10**5000],
     "frequency_penalty": [-2.1, INF, [0]],
     "repetition_penalty": [0, 1e-300, 0.0099, 101, 1e300, INF],
@@ -90,3 +94,25 @@ def _seconds_of(call: Any, times: int) -> float:
     for _ in range(times):
         call()
     return (time.perf_counter() - start) / times
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0.5),
+        ("top_p", 0.9),
+        ("repetition_penalty", 1.1),
+        ("stop", ["x"]),
+        ("logit_bias", {5: 1.0}),
+    ],
+)
+def test_beam_search_refuses_what_it_would_not_honour(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=f"{name} is .* beam search") as refusal:
+        SamplingParams(**{"use_beam_search": True, "temperature": 0.0, name: value})
+    assert refusal.value.param == name
+
+
+def test_best_of_is_not_below_n() -> None:
+    with pytest.raises(RequestError, match="best_of"):
+        SamplingParams(n=3, best_of=2)
+    assert SamplingParams(n=3).num_sequences == 3 and SamplingParams(n=2, best_of=5).num_sequences == 5
