@@ -1,9 +1,10 @@
-"""The ASGI application: a table of routes, each with OpenAI's error objects for whatever goes wrong."""
+"""The ASGI application: a table of routes, each with its API's error objects for whatever goes wrong."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,6 +21,8 @@ from headrace.serve.body import read_body
 from headrace.serve.connection import while_connected
 from headrace.serve.context import ServerContext
 from headrace.serve.errors import ApiError, error_response
+from headrace.serve.messages import routes as message_routes
+from headrace.serve.messages.errors import error_body as message_error_body
 
 Getter = Callable[[ServerContext, Request], Awaitable[Response]]
 Poster = Callable[[ServerContext, Request, bytes], Awaitable[Response]]
@@ -41,8 +44,15 @@ GET_ROUTES: dict[str, Getter] = {
 POST_ROUTES: dict[str, Poster] = {
     "/v1/completions": generation_routes.create_completion,
     "/v1/chat/completions": generation_routes.create_chat_completion,
+    "/v1/messages": message_routes.create_message,
+    "/v1/messages/count_tokens": message_routes.count_tokens,
     "/tokenize": token_routes.tokenize,
     "/detokenize": token_routes.detokenize,
+}
+# Routes of other APIs than OpenAI's have error objects of their own.
+ERROR_BODIES: dict[str, Callable[[ApiError], Any]] = {
+    "/v1/messages": message_error_body,
+    "/v1/messages/count_tokens": message_error_body,
 }
 
 
@@ -61,7 +71,8 @@ def _build_router(context: ServerContext) -> Starlette:
     routes = [Route(path, _get(context, handler, is_open=True)) for path, handler in OPEN_ROUTES.items()]
     routes += [Route(path, _get(context, handler, is_open=False)) for path, handler in GET_ROUTES.items()]
     routes += [
-        Route(path, _post(context, handler), methods=["POST"]) for path, handler in POST_ROUTES.items()
+        Route(path, _post(context, handler, ERROR_BODIES.get(path, ApiError.body)), methods=["POST"])
+        for path, handler in POST_ROUTES.items()
     ]
     router = Starlette(
         routes=routes, middleware=_middleware(context), exception_handlers={HTTPException: _on_http_error}
@@ -82,14 +93,14 @@ def _get(context: ServerContext, handler: Getter, is_open: bool) -> Endpoint:
     return endpoint
 
 
-def _post(context: ServerContext, handler: Poster) -> Endpoint:
+def _post(context: ServerContext, handler: Poster, error_body: Callable[[ApiError], Any]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             _check_key(context, request)
             body = await read_body(request, context.config.max_body_bytes)
             return await while_connected(request.receive, _run(context, handler, request, body))
         except Exception as error:
-            return error_response(error)
+            return error_response(error, error_body)
 
     return endpoint
 
@@ -103,6 +114,8 @@ def _check_key(context: ServerContext, request: Request) -> None:
     if key is None:
         return
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if not scheme:  # as Anthropic's clients send it
+        scheme, given = "bearer", request.headers.get("x-api-key", "")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
         raise ApiError(
             401,

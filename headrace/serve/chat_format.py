@@ -12,6 +12,7 @@ from headrace.outputs import CompletionOutput, RequestOutput
 from headrace.serve.chat_plan import ChatPlan
 from headrace.serve.chunk_format import ChunkFormat
 from headrace.serve.chunks import to_json
+from headrace.serve.failures import failure_object
 from headrace.serve.job import end_of
 from headrace.serve.logprobs import chat_logprobs, prompt_logprobs
 from headrace.serve.parsed_stream import ParsedStream
@@ -146,11 +147,6 @@ def _deltas(event: Event) -> list[dict[str, Any]]:
             return []
         case ParseFailure():
             return [{"tool_parse_errors": [failure_object(event)]}]
-
-
-def failure_object(failure: ParseFailure) -> dict[str, Any]:
-    """A text that began as a call and is none, for a client."""
-    return {"code": failure.code, "message": failure.message, "tool_call_index": failure.index}
 
 
 def _message(whole: ParsedAnswer) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -42,11 +43,14 @@ class ApiError(Exception):
         self.code = code
         self.headers = headers or {}
 
-    def body(self) -> dict[str, Any]:
-        """The error object. Long messages, which may quote the request, are cut."""
+    def shown_message(self) -> str:
+        """The message as it may be sent. Long ones, which may quote the request, are cut."""
         message = self.message.encode("utf-8", "replace").decode()
-        if len(message) > _MAX_MESSAGE_CHARS:
-            message = message[:_MAX_MESSAGE_CHARS] + " …"
+        return message if len(message) <= _MAX_MESSAGE_CHARS else message[:_MAX_MESSAGE_CHARS] + " …"
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        message = self.shown_message()
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -72,12 +76,12 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(500, f"the server failed on this request ({type(error).__name__})", code="internal_error")
 
 
-def error_response(error: Exception) -> Response:
-    """An HTTP answer with the error object."""
+def error_response(error: Exception, body_of: Callable[[ApiError], Any] = ApiError.body) -> Response:
+    """An HTTP answer with the error object, by default OpenAI's."""
     if isinstance(error, ClientGone):
         return Response(status_code=499)  # nobody will see it
     refusal = api_error(error)
-    return json_response(refusal.body(), refusal.status, refusal.headers)
+    return json_response(body_of(refusal), refusal.status, refusal.headers)
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -1,0 +1,1 @@
+"""Anthropic's messages API, over the same conversations as OpenAI's chat."""
