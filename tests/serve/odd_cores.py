@@ -46,7 +46,7 @@ class Parrot(NullCore):
     """Answers with the text that follows SAY: in the prompt's last message, one of the tokenizer's tokens a step."""
 
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config, TOKENS)
+        super().__init__(config, TOKENS, step_s=0.002)  # slow enough that streams have several parts
         tokenizer = FrontEnd.open(config.model).tokenizer
         assert tokenizer is not None
         self.tokenizer = tokenizer

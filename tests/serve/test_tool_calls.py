@@ -108,7 +108,7 @@ def test_a_stream_adds_up_to_the_plain_answer(parrot: LaunchedServer, text: str,
 
 
 def test_arguments_stream_in_pieces(parrot: LaunchedServer) -> None:
-    text = ONE.replace("Paris", "a city whose name takes many tokens")
+    text = ONE.replace("Paris", "a city " * 50)
     events = parrot.stream(CHAT, messages=[{"role": "user", "content": f"SAY:{text}"}], tools=TOOLS)
     parts = [p for e in events for c in e["choices"] for p in c["delta"].get("tool_calls", [])]
     assert len(parts) > 2 and [p["index"] for p in parts] == [0] * len(parts)
