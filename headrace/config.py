@@ -109,6 +109,10 @@ class ParallelConfig:
 
     tensor_parallel_size: int = knob(1, "ranks that share each layer")
     pipeline_parallel_size: int = knob(1, "stages of layers")
+    all_reduce: Literal["auto", "library", "one-shot"] = knob(
+        "auto",
+        "how GPUs add up their parts: NCCL, or in one shot where that is measured faster; CPUs use gloo",
+    )
     launcher: Literal["spawn", "external"] = knob(
         "spawn",
         "who starts the ranks: this engine, on this host, or torchrun and the like, through RANK and WORLD_SIZE",

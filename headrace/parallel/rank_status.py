@@ -15,7 +15,7 @@ class Activity(IntEnum):
     """For other ranks or for its device."""
 
 
-_STEP_BEGUN, _STEP_ENDED, _ACTIVITY, _TICKS, _BUSY_MS = range(5)
+_STEP_BEGUN, _STEP_ENDED, _ACTIVITY, _TICKS, _BUSY_MS, _BEATS = range(6)
 
 
 class RankStatus:
@@ -46,9 +46,10 @@ class RankStatus:
         """It computes on."""
         self._note(Activity.COMPUTES)
 
-    def note_busy(self, busy_ms: int) -> None:
-        """CPU time that its main thread has used since the start."""
+    def beat(self, busy_ms: int) -> None:
+        """Its process runs; ``busy_ms`` is the CPU time that its main thread has used since the start."""
         self._cells[_BUSY_MS] = busy_ms
+        self._cells[_BEATS] += 1
 
     def _note(self, activity: Activity) -> None:
         cells = self._cells
@@ -74,6 +75,11 @@ class RankStatus:
     def num_ticks(self) -> int:
         """Rises with every step and collective: how far it has got."""
         return self._cells[_TICKS]
+
+    @property
+    def num_beats(self) -> int:
+        """Rises every half second while its process runs."""
+        return self._cells[_BEATS]
 
     @property
     def busy_ms(self) -> int:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from headrace.config import ParallelConfig
+from headrace.parallel.one_shot import choose_all_reduce
 from headrace.parallel.pipeline import PipelineLink, PipelineStage
 from headrace.parallel.rank_status import RankStatus
 from headrace.parallel.state import Communicator, ParallelState, SoloCommunicator
@@ -73,7 +74,10 @@ class World:
                 dist.new_group(list(range(first, first + tensor_size)))
                 for first in range(0, size, tensor_size)
             ]
-            inner = TorchCommunicator(groups[stage], tensor_size, device.type)
+            inner: Communicator = TorchCommunicator(groups[stage], tensor_size, device.type)
+            if is_gpu:
+                is_one_host = num_local_ranks % tensor_size == 0
+                inner = choose_all_reduce(parallel.all_reduce, inner, groups[stage], device, is_one_host)
             communicator = WatchedCommunicator(inner, status.enter_wait, status.leave_wait)
         link = None
         if num_stages > 1:

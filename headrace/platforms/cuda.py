@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from headrace.errors import ConfigError
@@ -92,6 +94,24 @@ class CUDAPlatform:
     def new_event(self) -> DeviceEvent:
         """A CUDA event that keeps the time."""
         return _CUDAEvent()
+
+
+def graph_ms(call: Callable[[], None], num_calls: int = 20, num_replays: int = 5) -> float:
+    """Milliseconds of one ``call`` on the current device when it runs many times in a CUDA graph: without the host."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(num_calls):
+            call()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    graph.replay()
+    begin.record()
+    for _ in range(num_replays):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / (num_calls * num_replays)
 
 
 def _why_no_cuda() -> str:

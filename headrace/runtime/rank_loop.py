@@ -164,7 +164,7 @@ class RankLoop:
         try:
             while True:
                 busy_s = time.process_time() if clock is None else time.clock_gettime(clock)
-                self._status.note_busy(int(busy_s * 1e3))
+                self._status.beat(int(busy_s * 1e3))
                 if self._sends_beats:
                     self._voice.send(RankBeat(self._status.numbers()))
                 time.sleep(_BEAT_S)

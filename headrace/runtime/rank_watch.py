@@ -26,16 +26,20 @@ class HungRank:
 
 @dataclass(slots=True)
 class _Seen:
+    """When a rank last got on, and when it last showed a sign of life."""
+
     num_ticks: int = -1
     since_s: float = 0.0
     busy_ms: int = 0
+    num_beats: int = -1
+    beat_s: float = 0.0
 
 
 class RankWatch:
     """Remembers when each rank last got on.
 
-    A rank that waits for others is not at fault as long as one of them is behind; if all wait, the one that has got
-    least far is.
+    A rank whose process does not run is at fault before all others. One that waits for others is not, as long as one
+    of them is behind; if all wait, the one that has got least far is.
 
     Args:
         ranks: their numbers.
@@ -62,11 +66,16 @@ class RankWatch:
         stuck: dict[int, float] = {}
         for rank, status in zip(self._ranks, statuses, strict=True):
             seen = self._seen[rank]
+            if status.num_beats != seen.num_beats or self._was_idle:
+                seen.num_beats, seen.beat_s = status.num_beats, now_s
             if status.num_ticks != seen.num_ticks or self._was_idle:
-                self._seen[rank] = _Seen(status.num_ticks, now_s, status.busy_ms)
+                seen.num_ticks, seen.since_s, seen.busy_ms = status.num_ticks, now_s, status.busy_ms
             elif now_s - seen.since_s > self._limit_s(status, seen, now_s):
                 stuck[rank] = now_s - seen.since_s
         self._was_idle = not has_work
+        for rank, seen in self._seen.items():
+            if now_s - seen.beat_s > self._timeout_s:
+                return HungRank(rank, f"has shown no sign of life for {now_s - seen.beat_s:.0f} s")
         return self._judge(dict(zip(self._ranks, statuses, strict=True)), stuck, last_step) if stuck else None
 
     def _limit_s(self, status: RankStatus, seen: _Seen, now_s: float) -> float:

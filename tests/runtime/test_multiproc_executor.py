@@ -103,7 +103,7 @@ def test_a_frozen_rank(folder: Path) -> None:
     pids = pids_of(core)
     os.kill(pids[0], signal.SIGSTOP)
     error, took_s = step_until_death(core)
-    assert "rank 0 has got nowhere for" in str(error) and took_s < 6
+    assert "rank 0 has shown no sign of life for" in str(error) and took_s < 6
     assert not any(is_alive(pid) for pid in pids)
     core.shutdown()
 

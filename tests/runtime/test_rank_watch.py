@@ -15,12 +15,16 @@ class Watched:
         self.statuses = [RankStatus() for _ in range(num_ranks)]
         self.watch = RankWatch(range(num_ranks), TIMEOUT_S)
         self.now_s = 100.0
+        self.frozen: RankStatus | None = None
         for status in self.statuses:
             status.begin_step(7)
 
     def pass_time(self, seconds: float, has_work: bool = True) -> HungRank | None:
         """Look every half second, as the group does; the first verdict."""
         for _ in range(int(seconds * 2)):
+            for status in self.statuses:
+                if status is not self.frozen:
+                    status.beat(status.busy_ms)
             verdict = self.watch.look(self.statuses, 7, has_work, self.now_s)
             if verdict is not None:
                 return verdict
@@ -34,6 +38,22 @@ def test_a_rank_that_stands_still_while_others_wait_for_it() -> None:
     assert watched.pass_time(TIMEOUT_S) is None
     verdict = watched.pass_time(2)
     assert verdict is not None and verdict.rank == 1 and "got nowhere for 8 s" in verdict.why
+
+
+def test_a_process_that_is_frozen_while_it_waits() -> None:
+    watched = Watched(3)
+    for status in watched.statuses:
+        status.enter_wait()
+    watched.statuses[0].leave_wait()
+    watched.frozen = watched.statuses[1]
+    assert watched.pass_time(TIMEOUT_S) is None
+    verdict = watched.pass_time(2)
+    assert verdict is not None and verdict.rank == 1 and "no sign of life for 8 s" in verdict.why
+    watched = Watched()
+    watched.frozen = watched.statuses[1]
+    for status in watched.statuses:
+        status.end_step()
+    assert watched.pass_time(60, has_work=False) is None, "without work nobody is hurt"
 
 
 def test_a_rank_that_never_begins_the_step() -> None:
@@ -50,11 +70,11 @@ def test_a_rank_that_computes_is_given_time() -> None:
     watched = Watched()
     watched.statuses[0].enter_wait()
     for second in range(int(TIMEOUT_S) * BUSY_PATIENCE - 2):
-        watched.statuses[1].note_busy(second * 900)
+        watched.statuses[1].beat(second * 900)
         assert watched.pass_time(1) is None
     verdict = None
     for second in range(20):
-        watched.statuses[1].note_busy((100 + second) * 900)
+        watched.statuses[1].beat((100 + second) * 900)
         verdict = verdict or watched.pass_time(1)
     assert verdict is not None and verdict.rank == 1
 
@@ -92,8 +112,8 @@ def test_devices_that_never_finish() -> None:
 def test_a_status_travels_as_numbers() -> None:
     here, there = RankStatus(), RankStatus()
     here.begin_step(3)
-    here.note_busy(50)
+    here.beat(50)
     here.enter_wait()
     there.take(here.numbers())
     assert (there.step_begun, there.step_ended, there.activity, there.busy_ms) == (3, 0, Activity.WAITS, 50)
-    assert there.num_ticks == here.num_ticks == 2
+    assert (there.num_ticks, there.num_beats) == (2, 1)
