@@ -5,8 +5,10 @@ from __future__ import annotations
 from headrace.core.output import EngineCoreOutput, TokenLogprobs
 from headrace.core.timeline import Timeline
 from headrace.engine.logprob_text import logprob_dict
+from headrace.grammar.answer_check import AnswerCheck, AnswerChecks
 from headrace.outputs import CompletionOutput, Logprob
 from headrace.sampling_params import SamplingParams
+from headrace.structured_outputs import Constraint
 from headrace.tokenizer.base import Tokenizer
 from headrace.tokenizer.detokenizer import IncrementalDetokenizer
 
@@ -29,9 +31,16 @@ class Answer:
     """Collects the news of one child of a request.
 
     timeline: given by the core with its last news; a stop string finishes the answer before that.
+
+    Args:
+        constraint: what the text must be. A text that ends is called "stop" only when it is that; and where the
+            grammar knows the end (JSON, choices) stop strings are text like any other.
+        checks: of such texts.
     """
 
     __slots__ = (
+        "_check",
+        "_checks",
         "_detokenizer",
         "_num_sent_chars",
         "_num_sent_tokens",
@@ -49,7 +58,13 @@ class Answer:
     )
 
     def __init__(
-        self, index: int, prompt_token_ids: list[int], params: SamplingParams, tokenizer: Tokenizer | None
+        self,
+        index: int,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        constraint: Constraint | None = None,
+        checks: AnswerChecks | None = None,
     ) -> None:
         self.index = index
         self.token_ids: list[int] = []
@@ -64,6 +79,9 @@ class Answer:
         self._text = ""
         self._num_sent_tokens = 0
         self._num_sent_chars = 0
+        self._checks = checks
+        self._check = checks.of(constraint) if constraint is not None and checks is not None else None
+        ends_by_stop = self._check is None or not self._check.is_self_ending
         self._detokenizer: IncrementalDetokenizer | None = None
         if self._tokenizer is not None:
             self._detokenizer = IncrementalDetokenizer(
@@ -71,7 +89,7 @@ class Answer:
                 prompt_token_ids,
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
-                stop=params.stop_strings,
+                stop=params.stop_strings if ends_by_stop else [],
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
             )
@@ -87,10 +105,30 @@ class Answer:
         is_stopped = self._detokenizer is not None and self._add_text(self._detokenizer, news)
         if self.logprobs is not None and news.logprobs:
             self._add_logprobs(self.logprobs, news.logprobs[: len(self.token_ids) - num_before], num_before)
+        if not is_stopped:
+            self.finish_reason, self.stop_reason = news.finish_reason, news.stop_reason
+            self.error = news.message
+        if self.finish_reason == "stop" and self._check is not None:
+            self._check_whole(self._check, is_stopped)
+        return is_stopped and news.finish_reason is None
+
+    def _check_whole(self, check: AnswerCheck, is_stopped: bool) -> None:
+        """An answer that ended is an error if it is not what was asked for."""
+        if self._detokenizer is None:
+            return  # token ids only; the matcher has followed them
+        text = self._text
+        if isinstance(self.stop_reason, str) and self._params.include_stop_str_in_output:
+            text = text.removesuffix(self.stop_reason)
+        problem = check.problem(text)
+        if problem is None:
+            return
+        self.finish_reason = "error"
         if is_stopped:
-            return news.finish_reason is None
-        self.finish_reason, self.stop_reason, self.error = news.finish_reason, news.stop_reason, news.message
-        return False
+            self.error = f"a stop string ended the answer where its constraint does not let it end: {problem}"
+        else:
+            self.error = f"the answer is not what its constraint asks for: {problem}"
+            assert self._checks is not None
+            self._checks.num_violations += 1
 
     def _add_text(self, detokenizer: IncrementalDetokenizer, news: EngineCoreOutput) -> bool:
         """Decode the new tokens; True if a stop string ended the answer."""

@@ -284,6 +284,7 @@ class AsyncLLM:
                 kind, param, code = item.refusal.kind, item.refusal.param, item.refusal.code
                 self.on_refusal(Refusal(item.request_id, kind, item.message or "", param, code))
         processed = self._front_end.outputs.process(news.outputs)
+        self.metrics.num_invalid_answers = self._front_end.outputs.num_violations
         live = self._live
         for output in processed.outputs:
             request = live.get(output.request_id)

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.config import EngineConfig
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from headrace.core.timeline import Timeline
-from headrace.errors import CapacityError
+from headrace.errors import CapacityError, GrammarError
 
 
 class _Sequence:
@@ -42,7 +42,9 @@ class NullCore:
         self._pending: list[EngineCoreOutput] = []
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue all answers of a request. Raises CapacityError when the queue is full."""
+        """Queue all answers. Raises CapacityError when the queue is full, GrammarError for a constraint."""
+        if request.constraint is not None:
+            raise GrammarError("this engine has no grammars: leave it out", param="structured_outputs")
         if len(self._waiting) >= self._max_waiting:
             raise CapacityError(
                 f"{len(self._waiting)} requests wait already; at most {self._max_waiting} may: try again later",

@@ -11,6 +11,7 @@ from headrace.core.timeline import Timeline
 from headrace.engine.answer import Answer, best_answers
 from headrace.engine.logprob_text import logprob_dict
 from headrace.engine.receipt import metrics_of
+from headrace.grammar.answer_check import AnswerChecks
 from headrace.outputs import CompletionOutput, Logprob, RequestOutput
 from headrace.tokenizer.base import Tokenizer
 
@@ -50,6 +51,7 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._requests: dict[str, _RequestState] = {}
+        self._checks = AnswerChecks()
 
     def add_request(
         self,
@@ -59,7 +61,9 @@ class OutputProcessor:
     ) -> None:
         """Expect news of a request. Call it before the engine core gets the request."""
         assert request.request_id not in self._requests
-        self._requests[request.request_id] = _RequestState(request, prompt, kind, self._tokenizer)
+        self._requests[request.request_id] = _RequestState(
+            request, prompt, kind, self._tokenizer, self._checks
+        )
 
     def process(self, news: Iterable[EngineCoreOutput]) -> Processed:
         """Take in one step's news. News of requests that were forgotten are ignored.
@@ -95,6 +99,11 @@ class OutputProcessor:
         return None if state is None else state.end(reason, error)
 
     @property
+    def num_violations(self) -> int:
+        """Finished answers that were not what their constraint asked for."""
+        return self._checks.num_violations
+
+    @property
     def request_ids(self) -> list[str]:
         """Requests that are not forgotten."""
         return list(self._requests)
@@ -126,6 +135,7 @@ class _RequestState:
         prompt: str | None,
         kind: RequestOutputKind,
         tokenizer: Tokenizer | None,
+        checks: AnswerChecks,
     ) -> None:
         params = request.sampling_params
         self._request = request
@@ -138,7 +148,7 @@ class _RequestState:
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * max(params.logprobs_from, 1)
         self.answers = [
-            Answer(index, request.prompt_token_ids, params, tokenizer)
+            Answer(index, request.prompt_token_ids, params, tokenizer, request.constraint, checks)
             for index in range(params.num_told_answers)
         ]
         self.num_cached_tokens = 0

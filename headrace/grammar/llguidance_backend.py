@@ -41,9 +41,8 @@ class LLGuidanceBackend:
         self._num_tokens = max(len(vocabulary.tokens), self._end_ids[-1] + 1)
         wrapped = llguidance.TokenizerWrapper(_Tokens(vocabulary, self._end_ids[0], self._num_tokens))
         self._tokenizer = llguidance.LLTokenizer(wrapped, n_vocab=self._num_tokens, eos_token=self._end_ids)
-        self._special_names = {
-            vocabulary.tokens[token].decode(): token for token in sorted(vocabulary.special_ids)
-        }
+        names = {vocabulary.tokens[token]: token for token in sorted(vocabulary.special_ids)}
+        self._special_names = {name.decode(): token for name, token in names.items() if name}
         self._limits = llguidance.LLParserLimits(**_LIMITS)
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:

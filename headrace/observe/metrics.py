@@ -45,12 +45,20 @@ CORE_COUNTERS = {
     "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
     "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
     "engine_steps": ("Steps of the engine.", "num_steps"),
+    "forced_tokens": (
+        "Tokens that a grammar forced, committed without a step of their own.",
+        "num_forced_tokens",
+    ),
     "recomputed_tokens": ("Tokens computed again after a preemption.", "num_recomputed_tokens"),
 }
 KV_USAGE = ("kv_cache_usage_perc", "Share of KV blocks that unfinished requests hold, in [0, 1].")
 PROMPT_TOKENS = ("prompt_tokens", "Prompt tokens of requests that began to be answered.")
 GENERATION_TOKENS = ("generation_tokens", "Generated tokens.")
 REQUEST_SUCCESS = ("request_success", "Answers that ended, by reason.")
+CONSTRAINT_VIOLATIONS = (
+    "constraint_violations",
+    "Answers that broke their constraint and ended with an error.",
+)
 ENGINE_UP = ("engine_up", "1 while the engine is ready for requests.")
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
@@ -59,6 +67,7 @@ class ServingMetrics:
     """Counts over one engine's life, and its latest state.
 
     core_stats: what the engine core last said of itself.
+    num_invalid_answers: finished answers whose text was found not to be what their constraint asks for.
     """
 
     def __init__(self) -> None:
@@ -66,6 +75,7 @@ class ServingMetrics:
         self.is_engine_up = False
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
+        self.num_invalid_answers = 0
         self.num_finished = dict.fromkeys(FINISH_REASONS, 0)
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
 
@@ -140,6 +150,8 @@ def _families(metrics: ServingMetrics, model_name: str) -> Iterator[Metric]:
         yield single(GaugeMetricFamily, (name, doc), stats.get(key, 0))
     for name, (doc, key) in CORE_COUNTERS.items():
         yield single(CounterMetricFamily, (name, doc), stats.get(key, 0))
+    num_violations = metrics.num_invalid_answers + stats.get("num_constraint_violations", 0)
+    yield single(CounterMetricFamily, CONSTRAINT_VIOLATIONS, num_violations)
     yield single(CounterMetricFamily, PROMPT_TOKENS, metrics.num_prompt_tokens)
     yield single(CounterMetricFamily, GENERATION_TOKENS, metrics.num_generation_tokens)
     finished = CounterMetricFamily(

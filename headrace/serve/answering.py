@@ -18,6 +18,8 @@ from headrace.serve.job import AnswerFormat, Job, end_of
 
 # A refusal by the engine core comes within a step or two and should be an HTTP status, not an event in a stream.
 _STATUS_WAIT_S = 2.0
+# Whether a constraint can be compiled is known when it has been.
+_COMPILE_WAIT_S = 15.0
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -44,7 +46,8 @@ async def answer(llm: AsyncLLM, job: Job) -> Response:
             return json_response(job.format.body(outputs))
         first: News = []
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STATUS_WAIT_S):
+            is_constrained = job.params.structured_outputs is not None
+            async with asyncio.timeout(_COMPILE_WAIT_S if is_constrained else _STATUS_WAIT_S):
                 first = await mailbox.get()
         _check(first)
     except BaseException:

@@ -7,6 +7,7 @@ from typing import Any
 from headrace.sampling_params import MAX_LOGPROBS, SamplingParams
 from headrace.serve.errors import ApiError
 from headrace.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from headrace.serve.structured import structured_params
 
 _SAME_NAME = (
     "n",
@@ -104,4 +105,5 @@ def _params(request: GenerationRequest, fields: dict[str, Any]) -> SamplingParam
             fields.setdefault(name, value)
     if request.prompt_logprobs is not None and request.stream:
         raise ApiError(400, "prompt_logprobs is not available in a stream", param="prompt_logprobs")
+    fields["structured_outputs"] = structured_params(request)
     return SamplingParams(**fields)

@@ -15,20 +15,9 @@ def _is_off(value: Any) -> bool:
     return not value
 
 
-def _is_plain_text(value: Any) -> bool:
-    return bool(value == {"type": "text"})
-
-
 # field -> (does this value ask for nothing, what to say)
-_STRUCTURED = "structured output is not supported by this server yet: leave the field out"
 _TOOLS = "this form of tool calling is not supported: use tools and tool_choice"
 _FIELDS: dict[str, tuple[_Check, str]] = {
-    "response_format": (_is_plain_text, _STRUCTURED + ", or send {'type': 'text'}"),
-    "structured_outputs": (_is_off, _STRUCTURED),
-    "guided_json": (_is_off, _STRUCTURED),
-    "guided_regex": (_is_off, _STRUCTURED),
-    "guided_choice": (_is_off, _STRUCTURED),
-    "guided_grammar": (_is_off, _STRUCTURED),
     "suffix": (_is_off, "this model cannot fill text in before a suffix: leave the field out"),
     "functions": (_is_off, _TOOLS),
     "function_call": (lambda value: value in ("none", "auto"), _TOOLS),

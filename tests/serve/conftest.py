@@ -24,6 +24,16 @@ def parrot() -> Iterator[LaunchedServer]:
     assert started.stop() == 0
 
 
+@pytest.fixture(scope="session")
+def masked() -> Iterator[LaunchedServer]:
+    """A server with real grammars over a made-up model: random text that the constraint allows."""
+    options = {"factory": "tests.serve.odd_cores:masked", "core": {}}
+    started = LaunchedServer(options).wait_ready()
+    yield started
+    assert started.metric("constraint_violations_total") == 0
+    assert started.stop() == 0
+
+
 @pytest.fixture
 def launch() -> Iterator[Callable[..., LaunchedServer]]:
     """Starts servers that end with the test."""

@@ -6,9 +6,13 @@ import time
 from typing import Any
 
 from headrace.config import EngineConfig
+from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest
+from headrace.engine.assemble import assemble
+from headrace.engine.engine_core import EngineCore
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.null_core import NullCore
+from headrace.runtime.fake_executor import FakeExecutor
 from tests.serve.null_server import TOKENS
 
 
@@ -75,3 +79,9 @@ class Parrot(NullCore):
 
 def parrot(config: EngineConfig, progress: object = None) -> Parrot:
     return Parrot(config)
+
+
+def masked(config: EngineConfig, progress: object = None, **options: Any) -> EngineCore:
+    """A real engine core with real grammars over a made-up model: an answer is some text that its constraint allows."""
+    executor = FakeExecutor([KVCacheSpec("full", (0,), 64)], 4000, 16, vocab_size=49152, verify=False)
+    return assemble(config, executor)

@@ -1,0 +1,115 @@
+"""AnswerCheck: whether a finished answer is what its constraint asked for, told from its text alone."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from functools import cached_property
+from typing import Any
+
+from headrace.errors import GrammarError
+from headrace.grammar.base import GrammarMatcher, TokenVocabulary, load_backend
+from headrace.structured_outputs import Constraint
+
+_END = 256
+_MAX_CHECKS = 64
+
+
+class AnswerChecks:
+    """The checks of recent constraints, and how many answers failed theirs.
+
+    num_violations: whole answers that were not what their constraint asked for. It stays 0 while masks are right.
+    """
+
+    def __init__(self) -> None:
+        self._checks: OrderedDict[Constraint, AnswerCheck] = OrderedDict()
+        self.num_violations = 0
+
+    def of(self, constraint: Constraint) -> AnswerCheck:
+        """The check of a constraint; schemas are prepared once."""
+        check = self._checks.pop(constraint, None) or AnswerCheck(constraint)
+        self._checks[constraint] = check
+        if len(self._checks) > _MAX_CHECKS:
+            self._checks.popitem(last=False)
+        return check
+
+
+class AnswerCheck:
+    """Checks answers against one constraint, independently of the masks that they were sampled under.
+
+    JSON is parsed and put to the jsonschema package; a choice is looked up; other texts run through their grammar once
+    more, byte by byte.
+    """
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._constraint = constraint
+
+    @property
+    def is_self_ending(self) -> bool:
+        """True if the grammar knows where the answer ends, so that stop strings have nothing to say."""
+        return self._constraint.kind in ("json", "json_object", "choice")
+
+    def problem(self, text: str) -> str | None:
+        """Why ``text`` is not what was asked for, or None. Raises nothing: what cannot be checked is a problem."""
+        try:
+            return self._problem(text)
+        except Exception as error:  # an odd schema must not take the reader of all answers with it
+            return f"it cannot be checked ({type(error).__name__}: {error})"
+
+    def _problem(self, text: str) -> str | None:
+        kind = self._constraint.kind
+        if kind == "choice":
+            return None if text in json.loads(self._constraint.text) else "it is none of the choices"
+        if kind in ("json", "json_object"):
+            return self._json_problem(text)
+        if self._byte_matcher is None:
+            return f"the {kind} cannot be compiled for checking"
+        matcher = self._byte_matcher.copy()
+        if text and not matcher.accept(list(text.encode())):
+            return f"it does not match the {kind}"
+        return None if matcher.is_finished() else f"it is only the beginning of a match of the {kind}"
+
+    def _json_problem(self, text: str) -> str | None:
+        try:
+            value = json.loads(text, object_pairs_hook=_unique_pairs, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            return f"it is not JSON ({error})"
+        if self._constraint.kind == "json_object":
+            return None if isinstance(value, dict) else "it is not a JSON object"
+        misfit = next(iter(self._validator.iter_errors(value)), None)
+        if misfit is None:
+            return None
+        path = "".join(f"[{part!r}]" for part in misfit.absolute_path)
+        return f"it does not fit the schema at ${path}: {misfit.message[:200]}"
+
+    @cached_property
+    def _validator(self) -> Any:
+        from jsonschema import Draft202012Validator
+        from jsonschema.validators import validator_for
+
+        schema = json.loads(self._constraint.text)
+        return validator_for(schema, default=Draft202012Validator)(schema)
+
+    @cached_property
+    def _byte_matcher(self) -> GrammarMatcher | None:
+        vocabulary = TokenVocabulary(
+            [bytes([byte]) for byte in range(_END)] + [b""],
+            frozenset({_END}),
+            (_END,),
+            lambda text: list(text.encode()),
+        )
+        try:
+            return load_backend("llguidance", vocabulary).compile(self._constraint).matcher
+        except GrammarError:
+            return None
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a name twice")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")

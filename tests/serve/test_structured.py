@@ -1,0 +1,159 @@
+"""Structured outputs over HTTP: a real engine core and real grammars over a made-up model that writes noise."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+
+from tests.serve.launch import LaunchedServer
+
+SMALL = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "green", "blue"]}, "ok": {"type": "boolean"}},
+    "required": ["color", "ok"],
+    "additionalProperties": False,
+}
+NAMED = {"name": "out", "schema": SMALL}
+JSON_FIELDS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {**NAMED, "strict": True}}},
+    {"response_format": {"type": "json_schema", "json_schema": {**NAMED, "strict": False}}},
+    {"response_format": {"type": "json_schema", "json_schema": NAMED}},
+    {"structured_outputs": {"json": SMALL}},
+    {"structured_outputs": {"json": json.dumps(SMALL), "regex": None}},
+    {"guided_json": SMALL},
+]
+
+
+def chat_text(answer: Any) -> tuple[str, str]:
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    return choice["message"]["content"], choice["finish_reason"]
+
+
+def is_small(text: str) -> bool:
+    value = json.loads(text)
+    return (
+        set(value) == {"color", "ok"}
+        and value["color"] in ("red", "green", "blue")
+        and value["ok"] in (True, False)
+    )
+
+
+@pytest.mark.parametrize("fields", JSON_FIELDS, ids=str)
+def test_a_schema_in_every_spelling(masked: LaunchedServer, fields: dict[str, Any]) -> None:
+    text, reason = chat_text(masked.chat("Go.", max_tokens=200, **fields))
+    assert is_small(text) and reason == "stop"
+    (choice,) = masked.complete("Go.", max_tokens=200, **fields).json()["choices"]
+    assert is_small(choice["text"]) and choice["finish_reason"] == "stop"
+
+
+def test_a_streamed_answer_adds_up(masked: LaunchedServer) -> None:
+    body = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 200, **JSON_FIELDS[0]}
+    choices = [event["choices"][0] for event in masked.stream("/v1/chat/completions", **body)]
+    assert is_small("".join(choice["delta"].get("content", "") for choice in choices))
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["stop"]
+
+
+def test_every_answer_of_n_and_of_a_batch(masked: LaunchedServer) -> None:
+    answer = masked.complete(["a", "b"], n=3, temperature=1.0, max_tokens=200, guided_json=SMALL).json()
+    assert len(answer["choices"]) == 6 and all(is_small(choice["text"]) for choice in answer["choices"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"guided_regex": "[a-c]{3,9}x"}, "[a-c]{3,9}x"),
+        ({"structured_outputs": {"regex": r"\d{2}:\d{2}"}}, r"\d{2}:\d{2}"),
+        ({"guided_choice": ["ab", "abc", "b"]}, "ab|abc|b"),
+        ({"structured_outputs": {"choice": ["only"]}}, "only"),
+        ({"guided_grammar": 'root ::= "a" [0-9]{1,5} ("x" | "y")'}, "a[0-9]{1,5}[xy]"),
+        ({"structured_outputs": {"grammar": 'start: "(" start ")" | "x"'}}, r"\(*x\)*"),
+    ],
+    ids=str,
+)
+def test_other_constraints(masked: LaunchedServer, fields: dict[str, Any], pattern: str) -> None:
+    for number in range(4):
+        text, reason = chat_text(masked.chat(f"Go {number}.", max_tokens=60, **fields))
+        if reason == "stop":
+            assert re.fullmatch(pattern, text), text
+
+
+def test_json_object_is_an_object_or_the_beginning_of_one(masked: LaunchedServer) -> None:
+    for number in (1, 6, 60):
+        text, reason = chat_text(
+            masked.chat("Go.", max_tokens=number, response_format={"type": "json_object"})
+        )
+        assert text.startswith("{") or (reason == "length" and number == 1)
+        assert reason in ("stop", "length")
+
+
+def test_a_structural_tag(masked: LaunchedServer) -> None:
+    tag = {"begin": "<f=go>", "content": {"type": "json_schema", "json_schema": SMALL}, "end": "</f>"}
+    form = {
+        "type": "tags_with_separator",
+        "tags": [tag],
+        "separator": "",
+        "at_least_one": True,
+        "stop_after_first": True,
+    }
+    text, reason = chat_text(
+        masked.chat("Go.", max_tokens=200, response_format={"type": "structural_tag", "format": form})
+    )
+    assert reason == "stop" and text.startswith("<f=go>") and is_small(text[6:-4]) and text.endswith("</f>")
+
+
+@pytest.mark.parametrize("stop", ["}", '"', "red", "e", ":"])
+def test_stop_strings_do_not_cut_json(masked: LaunchedServer, stop: str) -> None:
+    text, reason = chat_text(masked.chat("Go.", max_tokens=200, stop=[stop], **JSON_FIELDS[0]))
+    assert is_small(text) and reason == "stop"
+
+
+def test_a_stop_string_ends_other_text_where_it_may_end_and_is_an_error_elsewhere(
+    masked: LaunchedServer,
+) -> None:
+    answer = masked.chat("Go.", max_tokens=60, guided_regex="ab{2}cd", stop=["cd"])
+    assert answer.status_code == 500 and "stop string" in answer.json()["error"]["message"]
+    text, reason = chat_text(masked.chat("Go.", max_tokens=60, guided_regex="ab{2}(cd)?", stop=["cd"]))
+    assert (text, reason) == ("abb", "stop")
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_one_token_is_cut_or_whole(masked: LaunchedServer, field: str) -> None:
+    text, reason = chat_text(masked.chat("Go.", **{field: 1}, **JSON_FIELDS[0]))
+    assert reason == "length" and '{"color'.startswith(text.replace(" ", "").replace("\n", ""))
+    text, reason = chat_text(masked.chat("Go.", **{field: 1}, guided_choice=["a"]))
+    assert text == "a" and reason in ("stop", "length")
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"guided_regex": "a(?=b)"}, "regex"),
+    ({"guided_grammar": "start: foo"}, "foo"),
+    ({"guided_grammar": "root ::= foo"}, "foo"),
+    ({"guided_json": {"type": "object", "properties": {"a": {"pattern": "([a-z"}}}}, "pattern|regex"),
+    ({"guided_json": {"$ref": "https://example.com/x"}}, "example.com"),
+    ({"guided_json": False}, "false|nothing"),
+    ({"structured_outputs": {"regex": "a", "backend": "xgrammar"}}, "xgrammar"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=str)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_what_cannot_be_compiled_is_a_400(
+    masked: LaunchedServer, fields: dict[str, Any], message: str, is_stream: bool
+) -> None:
+    answer = masked.chat("Go.", max_tokens=20, stream=is_stream, **fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error" and re.search(message, error["message"]), error
+
+
+def test_others_go_on_while_a_grammar_is_compiled(masked: LaunchedServer) -> None:
+    huge = {"enum": [f"{number:x}" * 6 for number in range(8000)]}
+    started = time.monotonic()
+    answer = masked.chat("Go.", max_tokens=60, guided_json=huge)
+    assert answer.status_code == 200 and json.loads(chat_text(answer)[0]) in huge["enum"]
+    assert time.monotonic() - started < 20
