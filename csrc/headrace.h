@@ -109,7 +109,7 @@ struct HrRopeAndStore {
   const float* k_norm;       // the same
   const float* cos_sin;      // [positions, head_dim]: cosines, then sines
   const int64_t* positions;  // [rows]
-  const int64_t* slots;      // [rows]
+  const int64_t* slot_mapping;  // [rows]
   HrCache keys, values;
   int64_t qkv_stride;
   int64_t block_size;
@@ -197,6 +197,7 @@ struct HrRowArgmax {
 struct HrPatch {
   int32_t offset;  // of the pointer in the struct of arguments
   int32_t value;   // index among the values of the run
+  int64_t bytes;   // added to the value
 };
 struct HrCall {
   int32_t op;
@@ -216,6 +217,6 @@ HR_EXPORT const char* hr_instruction_set(void);  // "" where this CPU has none t
 HR_EXPORT int32_t hr_choose_instruction_set(const char* name);  // for tests; 0: not compiled, or not of this CPU
 HR_EXPORT void hr_use_openmp(HrParallel parallel, HrThreadQuery thread_num, HrThreadQuery num_threads);
 HR_EXPORT void hr_run(int32_t op, const void* args, int32_t num_threads);
-HR_EXPORT void hr_run_program(const HrCall* calls, int64_t num_calls, void* const* values, int64_t rows,
+HR_EXPORT void hr_run_program(const HrCall* calls, int64_t num_calls, char* const* values, int64_t rows,
                               int32_t num_threads);
 }

@@ -21,18 +21,21 @@ void run_calls(void* data, Team& team) {
   }
 }
 
-void patch(const HrCall& call, void* const* values, int64_t rows) {
+void patch(const HrCall& call, char* const* values, int64_t rows) {
   char* args = static_cast<char*>(call.args);
   memcpy(args, &rows, sizeof(rows));  // the first field of every struct
-  for (int32_t i = 0; i < call.num_patches; ++i)
-    memcpy(args + call.patches[i].offset, &values[call.patches[i].value], sizeof(void*));
+  for (int32_t i = 0; i < call.num_patches; ++i) {
+    const HrPatch& patch = call.patches[i];
+    const char* pointer = values[patch.value] + patch.bytes;
+    memcpy(args + patch.offset, &pointer, sizeof(pointer));
+  }
 }
 
 }  // namespace
 
 }  // namespace hr
 
-extern "C" void hr_run_program(const HrCall* calls, int64_t num_calls, void* const* values, int64_t rows,
+extern "C" void hr_run_program(const HrCall* calls, int64_t num_calls, char* const* values, int64_t rows,
                                int32_t num_threads) {
   for (int64_t i = 0; i < num_calls; ++i) hr::patch(calls[i], values, rows);
   hr::Program program{hr::current_table(), calls, num_calls};

@@ -50,8 +50,8 @@ void run(const HrRopeAndStore& a, Team& team) {
     const float* cos_sin = a.cos_sin + a.positions[t] * dim;
     for (int64_t h = 0; h < a.num_heads; ++h) rotate(row + h * dim, a.q_norm, a.eps, cos_sin, dim);
     for (int64_t h = 0; h < a.num_kv_heads; ++h) rotate(keys + h * dim, a.k_norm, a.eps, cos_sin, dim);
-    if (a.slots[t] < 0) continue;
-    const int64_t block = a.slots[t] / a.block_size, place = a.slots[t] % a.block_size;
+    if (a.slot_mapping[t] < 0) continue;
+    const int64_t block = a.slot_mapping[t] / a.block_size, place = a.slot_mapping[t] % a.block_size;
     for (int64_t h = 0; h < a.num_kv_heads; ++h) {
       put<T, C>(keys + h * dim, a.keys, block, h, place, dim);
       put<T, C>(values + h * dim, a.values, block, h, place, dim);

@@ -78,13 +78,17 @@ class OpPlan:
 
     def replay(self, batch: Batch) -> torch.Tensor:
         """Run the forward over ``batch``; bitwise what the model's own ``forward`` gives."""
-        values = _batch_values(batch) + [buffer.rows(batch.num_tokens) for buffer in self.buffers]
+        values = self.values(batch)
         for call in self.calls:
             args = list(call.args)
             for place, index in call.symbols:
                 args[place] = values[index]
             call.op(*args)
         return self.result.rows(batch.num_tokens)
+
+    def values(self, batch: Batch) -> list[Any]:
+        """What the symbols stand for in ``batch``, by their indices."""
+        return _batch_values(batch) + [buffer.rows(batch.num_tokens) for buffer in self.buffers]
 
 
 def record(model: HasForward, batch: Batch) -> OpPlan:

@@ -17,7 +17,7 @@ from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput
 from headrace.core.token_mask import TokenMask
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan
-from headrace.kernels.registry import Ops, load_kernels
+from headrace.kernels.registry import Ops, kernel_kinds, load_kernels
 from headrace.layers.context import LayerContext
 from headrace.loader.base import open_weights
 from headrace.models.causal_lm import CausalLM
@@ -29,6 +29,7 @@ from headrace.runtime.early_stage_runner import EarlyStageRunner, StepTokens
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
 from headrace.runtime.model_runner import Model, ModelRunner, PendingOutput
+from headrace.runtime.native_step import NativeStep
 from headrace.runtime.staged_model import StagedModel
 from headrace.sampling_params import SamplingParams
 
@@ -186,7 +187,7 @@ class Worker:
         kv_cache = KVCache(self._specs, layout, num_blocks, self._device, self._ops.copy_blocks)
         assert self._model is not None
         self._model.bind_kv_cache(kv_cache)
-        model: Model = self._graphed(self._model) if self._max_graph_tokens else self._model
+        model: Model = self._in_one_call(self._model)
         if self._world.link is not None:
             model = StagedModel(model, self._model, self._world.link)
         make_runner = ModelRunner if self._world.stage.is_last else EarlyStageRunner
@@ -212,6 +213,14 @@ class Worker:
         return LimitedBackend(
             create_backend(self._attention, shape, device, limits), exact, limits.max_tokens
         )
+
+    def _in_one_call(self, model: CausalLM) -> Model:
+        """The model with its forward as CUDA graphs or as one native call, where the device has that."""
+        if self._max_graph_tokens:
+            return self._graphed(model)
+        if kernel_kinds(self._device, self._kernels)[0] == "native":
+            return NativeStep(model)
+        return model
 
     def _graphed(self, model: CausalLM) -> GraphedModel:
         return GraphedModel(

@@ -68,7 +68,7 @@ def rope_and_store_args(
         k_norm=None if k_norm is None else k_norm.data_ptr(),
         cos_sin=cos_sin.data_ptr(),
         positions=positions.data_ptr(),
-        slots=slot_mapping.data_ptr(),
+        slot_mapping=slot_mapping.data_ptr(),
         keys=cache_args(k_cache),
         values=cache_args(v_cache),
         qkv_stride=qkv.stride(0),

@@ -118,7 +118,7 @@ class RopeAndStoreArgs(ctypes.Structure):
         ("k_norm", c_void_p),
         ("cos_sin", c_void_p),
         ("positions", c_void_p),
-        ("slots", c_void_p),
+        ("slot_mapping", c_void_p),
         ("keys", Cache),
         ("values", Cache),
         ("qkv_stride", c_int64),
@@ -241,7 +241,7 @@ class RowArgmaxArgs(ctypes.Structure):
 class Patch(ctypes.Structure):
     """``HrPatch``."""
 
-    _fields_ = [("offset", c_int32), ("value", c_int32)]
+    _fields_ = [("offset", c_int32), ("value", c_int32), ("bytes", c_int64)]
 
 
 class Call(ctypes.Structure):

@@ -1,0 +1,124 @@
+"""Program: a recorded forward whose native ops run in as few calls as can be, mostly one, on one team of threads.
+
+An op takes part if its file has a function ``<op>_args`` that fills its struct in, with the op's own parameters. A
+pointer that differs from step to step is in the field that is named like the parameter. Other ops (collectives, what
+the reference alone has) run in between, as they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from headrace.kernels.native.attention import plan_address
+from headrace.kernels.native.library import library
+from headrace.kernels.native.structs import OP_NUMBERS, Call, Patch
+from headrace.kernels.op_plan import Batch, OpCall, OpPlan
+from headrace.kernels.registry import Op
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _NativeRun:
+    """Consecutive native calls. ``kept``: what the calls point to."""
+
+    calls: ctypes.Array[Call]
+    kept: list[Any]
+
+
+class Program:
+    """See above. ``run`` gives what the plan's own ``replay`` would.
+
+    Args:
+        plan: the recorded forward.
+        batch: any batch, whose sizes and addresses fill the structs in for the first time.
+    """
+
+    def __init__(self, plan: OpPlan, batch: Batch) -> None:
+        self._plan = plan
+        self._attention_shape = _attention_shape(plan)
+        values = plan.values(batch)
+        addresses = self._addresses(values)
+        self._parts: list[_NativeRun | list[OpCall]] = []
+        for is_native, calls in groupby(plan.calls, key=lambda call: _args_function(call.op) is not None):
+            members = list(calls)
+            self._parts.append(_compile(members, values, addresses) if is_native else members)
+
+    @property
+    def num_native_runs(self) -> int:
+        """Calls into the library that a step takes."""
+        return sum(isinstance(part, _NativeRun) for part in self._parts)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """The forward over ``batch``."""
+        values = self._plan.values(batch)
+        addresses = self._addresses(values)
+        num_threads = torch.get_num_threads()
+        for part in self._parts:
+            if isinstance(part, _NativeRun):
+                library().run_program(part.calls, addresses, batch.num_tokens, num_threads)
+            else:
+                for call in part:
+                    call.op(*_arguments(call, values))
+        return self._plan.result.rows(batch.num_tokens)
+
+    def _addresses(self, values: Sequence[Any]) -> ctypes.Array[ctypes.c_void_p]:
+        found = [self._address(value) for value in values]
+        return (ctypes.c_void_p * len(found))(*found)
+
+    def _address(self, value: Any) -> int | None:
+        if isinstance(value, torch.Tensor):
+            return value.data_ptr()
+        shape = self._attention_shape
+        return None if shape is None else plan_address(value, *shape)
+
+
+def _compile(
+    members: Sequence[OpCall], values: Sequence[Any], addresses: ctypes.Array[ctypes.c_void_p]
+) -> _NativeRun:
+    calls = (Call * len(members))()
+    kept: list[Any] = []
+    for call, member in zip(calls, members, strict=True):
+        fill = _args_function(member.op)
+        assert fill is not None
+        args = fill(*_arguments(member, values))
+        names = list(inspect.signature(member.op).parameters)
+        patches = (Patch * len(member.symbols))()
+        for patch, (place, index) in zip(patches, member.symbols, strict=True):
+            name = names[place]
+            patch.offset, patch.value = getattr(type(args), name).offset, index
+            patch.bytes = getattr(args, name) - (addresses[index] or 0)
+        call.op, call.num_patches = OP_NUMBERS[type(args)], len(patches)
+        call.args, call.patches = ctypes.addressof(args), patches
+        kept += (args, patches)
+    return _NativeRun(calls, kept)
+
+
+def _arguments(call: OpCall, values: Sequence[Any]) -> list[Any]:
+    args = list(call.args)
+    for place, index in call.symbols:
+        args[place] = values[index]
+    return args
+
+
+def _args_function(op: Op) -> Callable[..., ctypes.Structure] | None:
+    """What fills in the op's struct, if it is native."""
+    return getattr(sys.modules[op.__module__], f"{op.__name__}_args", None)
+
+
+def _attention_shape(plan: OpPlan) -> tuple[int, int] | None:
+    """(query heads, head dim) of the attention ops, which share the room for partial results; None: there are none."""
+    shapes = {_shape_of(call) for call in plan.calls if call.name == "attention"}
+    assert len(shapes) <= 1, "layers with different heads would need a plan each"
+    return shapes.pop() if shapes else None
+
+
+def _shape_of(call: OpCall) -> tuple[int, int]:
+    bound = inspect.signature(call.op).bind(*call.args).arguments
+    return bound["num_heads"], bound["head_dim"]
