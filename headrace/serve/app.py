@@ -23,6 +23,7 @@ from headrace.serve.context import ServerContext
 from headrace.serve.errors import ApiError, error_response
 from headrace.serve.messages import routes as message_routes
 from headrace.serve.messages.errors import error_body as message_error_body
+from headrace.serve.responses import routes as response_routes
 
 Getter = Callable[[ServerContext, Request], Awaitable[Response]]
 Poster = Callable[[ServerContext, Request, bytes], Awaitable[Response]]
@@ -44,6 +45,7 @@ GET_ROUTES: dict[str, Getter] = {
 POST_ROUTES: dict[str, Poster] = {
     "/v1/completions": generation_routes.create_completion,
     "/v1/chat/completions": generation_routes.create_chat_completion,
+    "/v1/responses": response_routes.create_response,
     "/v1/messages": message_routes.create_message,
     "/v1/messages/count_tokens": message_routes.count_tokens,
     "/tokenize": token_routes.tokenize,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -76,10 +76,19 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         raise ApiError(400, "the request body is nested too deeply to be read", code="invalid_json") from None
 
 
-def _explain(text: str, kind: type[msgspec.Struct]) -> ApiError:
+def decode_value(value: Any, kind: type[T], where: str) -> T:
+    """A part of a body, decoded already, as a ``kind``. Raises ApiError 400; ``where`` is its path in the body."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), kind, where) from None
+
+
+def _explain(text: str, kind: type[msgspec.Struct], outer: str = "") -> ApiError:
     found = _PATH.search(text)
     text = text[: found.start()] if found else text
-    path = found[1].removeprefix("$").removeprefix(".") if found else ""
+    path = outer + (found[1].removeprefix("$") if found else "")
+    path = path.removeprefix(".")
     param = re.split(r"[.\[]", path)[0] or None
     where = path or "the request body"
     if unknown := _UNKNOWN.fullmatch(text):

@@ -1,0 +1,1 @@
+"""OpenAI's responses API, stateless, over the same conversations as chat."""

@@ -1,0 +1,94 @@
+"""From requests of the responses API to chat requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.serve.errors import ApiError
+from headrace.serve.protocol import ChatRequest
+from headrace.serve.responses.items import messages_of
+from headrace.serve.responses.protocol import FunctionTool, ResponsesRequest
+
+_Check = Callable[[Any], bool]
+_STATELESS = "this server keeps no responses: send the whole conversation as input"
+
+# field -> (does this value ask for nothing, what to say)
+_UNSUPPORTED: dict[str, tuple[_Check, str]] = {
+    "previous_response_id": (lambda value: False, _STATELESS),
+    "conversation": (lambda value: False, _STATELESS),
+    "prompt": (lambda value: False, "this server has no stored prompts: send the text as input"),
+    "background": (lambda value: not value, "answers are not computed in the background here: leave it out"),
+    "truncation": (
+        lambda value: value == "disabled",
+        "input is never cut here: leave it out and send what fits",
+    ),
+    "top_logprobs": (lambda value: value == 0, "use /v1/chat/completions for log-probabilities"),
+    "include": (
+        lambda value: all(name == "reasoning.encrypted_content" for name in value),
+        "this server has nothing to include but reasoning, which is always there",
+    ),
+}
+
+
+def chat_request(request: ResponsesRequest) -> ChatRequest:
+    """The same question as a chat request. Raises ApiError 400 for what cannot be asked here."""
+    for name, (asks_nothing, message) in _UNSUPPORTED.items():
+        value = getattr(request, name)
+        if value is not None and not asks_nothing(value):
+            raise ApiError(400, f"{name}: {message}", param=name, code="unsupported_field")
+    reasoning = request.reasoning
+    if reasoning is not None and reasoning.effort not in (None, "none"):
+        raise ApiError(
+            400,
+            "reasoning.effort: this model has no reasoning effort to set: leave it out",
+            param="reasoning",
+            code="unsupported_field",
+        )
+    return ChatRequest(
+        messages=messages_of(request),
+        model=request.model,
+        max_completion_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        stream=request.stream,
+        tools=[_tool(tool) for tool in request.tools or []] or None,
+        tool_choice=_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
+        response_format=_response_format(request),
+        verbosity=request.text.verbosity if request.text is not None else None,
+    )
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    for name in ("description", "parameters", "strict"):
+        value = getattr(tool, name)
+        if value is not None:
+            function[name] = value
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: Any) -> Any:
+    """Here a function is named beside its type, in chat inside an object of its own."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "function":
+        return _named(choice)
+    if choice.get("type") == "allowed_tools":
+        names = choice.get("tools")
+        tools = [_named(tool) for tool in names] if isinstance(names, list) else names
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+    return choice
+
+
+def _named(choice: Any) -> Any:
+    name = choice.get("name") if isinstance(choice, dict) else None
+    return {"type": "function", "function": {"name": name}}
+
+
+def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
+    form = request.text.format if request.text is not None else None
+    if form is None or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}
