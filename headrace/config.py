@@ -69,7 +69,9 @@ class SchedulerConfig:
     batching: Literal["continuous", "prefill-first", "static"] = knob(
         "continuous", "prefill-first and static exist for measuring against"
     )
-    policy: Literal["fcfs", "priority"] = knob("fcfs", "order of waiting requests; priority preempts")
+    policy: Literal["fcfs", "priority", "longest-prefix"] = knob(
+        "fcfs", "order of waiting requests; priority preempts, longest-prefix starts what is cached first"
+    )
     max_prefill_chunk: int | None = knob(
         None, "tokens of one prompt in one step at most; the budget by default"
     )

@@ -114,6 +114,14 @@ class KVCacheManager:
         """
         return self._match(request, max_tokens, self._min_copy_tokens)
 
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of whole blocks that ``match`` would find now. Nothing counts as used by asking."""
+        if not self.is_prefix_caching_enabled:
+            return 0
+        return self.cache.tree.num_matching(
+            request.namespace, self._known_tokens(request, request.max_cached_tokens)
+        )
+
     def admit(
         self,
         request: Request,
@@ -264,10 +272,13 @@ class KVCacheManager:
     def _match(self, request: Request, max_tokens: int, min_copy_tokens: int | None) -> PrefixMatch:
         if not self.is_prefix_caching_enabled:
             return self.cache.no_match()
+        tokens = self._known_tokens(request, max_tokens)
+        return self.cache.match(request.namespace, tokens, min_copy_tokens)
+
+    def _known_tokens(self, request: Request, max_tokens: int) -> bytes:
         if not isinstance(request.lock, RequestBlocks):
             request.lock = RequestBlocks()
-        tokens = request.lock.token_bytes(request, max_tokens)
-        return self.cache.match(request.namespace, tokens, min_copy_tokens)
+        return request.lock.token_bytes(request, max_tokens)
 
     def _admit(
         self, request: Request, match: PrefixMatch, num_tokens: int, step_id: int, reserve_blocks: int

@@ -13,6 +13,7 @@ from headrace.core import fork
 from headrace.core.interfaces import Clock
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.policy import Policy, WaitingQueue
+from headrace.core.prefix_order import PrefixFirstQueue
 from headrace.core.preparation import Preparation
 from headrace.core.request import FinishReason, Request, RequestStatus
 
@@ -32,7 +33,9 @@ class Lifecycle:
         self.clock = clock
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
-        self.waiting = WaitingQueue(policy)
+        self.waiting = (
+            PrefixFirstQueue(policy, kv.cached_tokens) if policy.is_prefix_first else WaitingQueue(policy)
+        )
         self.preparation = Preparation()
         self.removed_ids: list[str] = []
         self.appended_ids: dict[str, list[int]] = {}

@@ -13,12 +13,15 @@ MAX_PREEMPTIONS = 2
 class Policy:
     """An order of requests: "fcfs" by arrival, "priority" by (priority, arrival); a lower value is more urgent.
 
+    "longest-prefix" changes only who starts next (``PrefixFirstQueue``); who gives way is told by arrival.
+
     A request preempted ``MAX_PREEMPTIONS`` times is protected: it is never a victim again, and it is resumed only when
     its whole remaining length fits.
     """
 
     def __init__(self, name: str) -> None:
         self.is_priority = name == "priority"
+        self.is_prefix_first = name == "longest-prefix"
 
     def key(self, request: Request) -> tuple[int, int]:
         """Sort key; the smallest is served first."""

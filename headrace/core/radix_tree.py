@@ -116,6 +116,22 @@ class RadixTree:
             break
         return node, start
 
+    def num_matching(self, namespace: str, tokens: bytes) -> int:
+        """Tokens of whole blocks at the beginning of ``tokens`` that the tree holds. Changes nothing."""
+        node, size = self.roots.get(namespace), self.block_bytes
+        start, end = 0, len(tokens) - len(tokens) % size
+        while node is not None and start < end:
+            child = node.children.get(tokens[start : start + size])
+            if child is None:
+                break
+            length = len(child.tokens)
+            if length > end - start or not tokens.startswith(child.tokens, start):
+                start += self.common_blocks(child, tokens, start, end) * size
+                break
+            node = child
+            start += length
+        return start // TOKEN_BYTES
+
     def common_blocks(self, node: RadixNode, tokens: bytes, start: int, end: int) -> int:
         """How many blocks of the node's edge equal ``tokens[start:end]``; at least one is known to."""
         edge, size = node.tokens, self.block_bytes

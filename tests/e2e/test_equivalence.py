@@ -26,7 +26,7 @@ FACTORS: dict[str, list[Any]] = {
     "block_size": [16, 1, 64],
     "max_steps_outstanding": [2, 1, 3, 4],
     "memory": ["roomy", "tight"],
-    "policy": ["fcfs", "priority"],
+    "policy": ["fcfs", "priority", "longest-prefix"],
     "n": [1, 3],
     "arrival": ["together", "reversed", "staggered"],
     "kernels": ["auto", "reference"],
