@@ -39,7 +39,7 @@ def work(world: World, device: torch.device, options: dict[str, Any], args: argp
     core = assemble(config, InProcessExecutor(worker, config.scheduler.steps_outstanding))
     rng = random.Random(0)
     for number in range(args.requests):
-        ids = [rng.randrange(3, 1000) for _ in range(args.context)]
+        ids = [rng.randrange(3, 100) for _ in range(args.context)]
         params = SamplingParams(temperature=args.temperature, max_tokens=256, ignore_eos=True, seed=number)
         core.add_request(EngineCoreRequest(f"r{number}", ids, params, 256))
     running = core.scheduler.lifecycle

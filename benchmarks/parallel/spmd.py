@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ Work = Callable[..., None]
 def run_on_ranks(work: Work, parallel: ParallelConfig, device: str, *args: Any) -> None:
     """``work(world, *args)`` on every rank. Raises SystemExit when one fails."""
     size = parallel.world_size
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's own name may resolve to nothing
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         processes = [
