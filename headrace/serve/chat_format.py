@@ -45,10 +45,18 @@ class ChatFormat(ChunkFormat):
         self._wants_logprobs = bool(request.logprobs)
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
         self._has_opened = False
-        self._streams: list[ParsedStream] | None = None
-        if not plan.is_plain:
-            self._streams = [ParsedStream(plan.new_parser(prompt)) for _ in range(self.n)]
+        self._streams: dict[int, ParsedStream] = {}
+        self._new_stream = None if plan.is_plain else lambda: ParsedStream(plan.new_parser(prompt))
+        if self._new_stream is not None:
             self._is_text_only = False
+
+    def _stream(self, index: int) -> ParsedStream | None:
+        """The reader of one answer; None where the whole text is content."""
+        if self._new_stream is None:
+            return None
+        if index not in self._streams:
+            self._streams[index] = self._new_stream()
+        return self._streams[index]
 
     def _logprobs(self, answer: CompletionOutput) -> dict[str, Any] | None:
         if not self._wants_logprobs:
@@ -71,10 +79,10 @@ class ChatFormat(ChunkFormat):
 
     def _choice(self, answer: CompletionOutput) -> dict[str, Any]:
         end = end_of(answer)
-        if self._streams is None:
+        stream = self._stream(answer.index)
+        if stream is None:
             message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
         else:
-            stream = self._streams[answer.index]
             whole = ParsedAnswer()
             whole.add(stream.read(answer))
             message = _message(whole)
@@ -103,12 +111,12 @@ class ChatFormat(ChunkFormat):
             events = self._event({"index": 0, "delta": {}, "prompt_token_ids": output.prompt_token_ids})
         end = end_of(answer)
         deltas = [{"content": answer.text}] if answer.text else []
-        if self._streams is not None:
-            stream = self._streams[number]
+        stream = self._stream(number)
+        if stream is not None:
             deltas = [delta for event in stream.read(answer) for delta in _deltas(event)]
             end["finish_reason"] = stream.finish_reason
         if not deltas and answer.token_ids and (self._wants_logprobs or self.wants_token_ids):
-            deltas = [{}] if self._streams is not None else [{"content": ""}]
+            deltas = [{}] if stream is not None else [{"content": ""}]
         for position, delta in enumerate(deltas):
             choice: dict[str, Any] = {"index": number, "delta": delta}
             events += self._event(choice if position else choice | self._token_details(answer))

@@ -12,6 +12,7 @@ from headrace.serve.errors import ApiError
 from headrace.serve.protocol import ChatRequest
 from headrace.serve.settings import ServerConfig
 from headrace.serve.tools.answer_parser import AnswerParser
+from headrace.serve.tools.constraint import constrained_params
 from headrace.serve.tools.default_prompt import with_tools_in_words
 from headrace.serve.tools.reasoning import (
     REASONING_PARSERS,
@@ -59,10 +60,13 @@ class ChatPlan:
             return messages, tools or None
         return with_tools_in_words(messages, tools, self.form, self.takes_system), None
 
-    def adjust(self, params: SamplingParams) -> None:
-        """Set what reading the answer needs."""
+    def adjust(self, params: SamplingParams, prompt: ParsedPrompt) -> None:
+        """Set what reading the answer needs, and what the answer may be. Raises ApiError 400, GrammarError."""
         if self.keeps_special_tokens:
             params.skip_special_tokens = False
+        thought = self.tags if self.tags is not None and self._starts_inside(self.tags, prompt) else None
+        use = self.use if self._reads_calls else None
+        params.structured_outputs = constrained_params(use, self.form, thought, params.structured_outputs)
 
     @property
     def is_plain(self) -> bool:
@@ -92,8 +96,6 @@ def plan_chat(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig) 
     is_native = _KNOWS_TOOLS.search(source) is not None
     form = _format(config, source, is_native, has_tools)
     tags = _tags(config, source)
-    if has_tools and use is not None:
-        _check_together(request, use)
     marks = set(form.markers if has_tools else ()) | set(tags[:2] if tags else ())
     keeps = any(tokenizer.is_special_text(mark) for mark in marks)
     if keeps and request.skip_special_tokens:
@@ -133,32 +135,3 @@ def _takes_system(source: str) -> bool:
     if "system role not supported" in lowered:
         return False
     return "system" in lowered or "raise_exception" not in lowered
-
-
-def _check_together(request: ChatRequest, use: ToolUse) -> None:
-    """Raises ApiError 400 for what cannot be had together."""
-    if use.is_constrained:
-        raise ApiError(
-            400,
-            "tool_choice: calls cannot be enforced by this server yet: use tool_choice 'auto', or 'none', and leave "
-            "strict out",
-            param="tool_choice" if use.mode == "required" else "tools",
-            code="unsupported_value",
-        )
-    for name in (
-        "response_format",
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-    ):
-        value = getattr(request, name)
-        if value and value != {"type": "text"}:
-            raise ApiError(
-                400,
-                f"{name}: an answer cannot be both a tool call and {name}; leave one of them out, or set tool_choice "
-                "to 'none'",
-                param=name,
-                code="unsupported_value",
-            )

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.prompts import ParsedPrompt
+from headrace.errors import GrammarError
 from headrace.sampling_params import SamplingParams
 from headrace.serve.answering import answer
 from headrace.serve.body import decode_body
@@ -22,6 +23,7 @@ from headrace.serve.job import AnswerFormat, Job
 from headrace.serve.prompts import chat_prompt, completion_prompts
 from headrace.serve.protocol import ChatRequest, CompletionRequest
 from headrace.serve.sampling import chat_params, completion_params
+from headrace.serve.tools.schema_errors import tool_schema_error
 from headrace.serve.unsupported import refuse_unsupported
 
 FormatMaker = Callable[[ChatRequest, str, FrontEnd, ChatPlan, ParsedPrompt], AnswerFormat]
@@ -64,13 +66,16 @@ async def answer_chat(
     params = chat_params(wanted)
     front_end = await context.admit()
     plan = plan_chat(wanted, tokenizer_of(front_end), context.config)
-    plan.adjust(params)
     if num_bytes > _LARGE_BODY_BYTES:
         prompt = await asyncio.to_thread(chat_prompt, wanted, front_end, plan)
     else:
         prompt = chat_prompt(wanted, front_end, plan)
+    plan.adjust(params, prompt)
     form = make_format(wanted, model, front_end, plan, prompt)
-    return await answer(context.llm, _job(context, wanted, [prompt], params, form))
+    try:
+        return await answer(context.llm, _job(context, wanted, [prompt], params, form))
+    except GrammarError as error:
+        raise tool_schema_error(error, plan.use) from None
 
 
 def _job(

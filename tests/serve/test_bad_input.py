@@ -117,7 +117,7 @@ def test_messages_of_no_known_form(server: LaunchedServer, messages: Any) -> Non
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"max_tokens": 0}, "max_tokens"), ({"max_completion_tokens": 0}, "max_tokens"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"), ({"modalities": ["audio"]}, "modalities"),
         ({"audio": {"voice": "x"}}, "audio"), ({"reasoning_effort": "high"}, "reasoning_effort"),

@@ -237,7 +237,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
-    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": TOOLS, "guided_grammar": 'start: "x"'}, "structured_outputs"),
+    ({"tools": [CLOCK], "tool_choice": "required", "chat_template": "{{ tools }}<start_function_call>"}, "tool_choice"),
     ({"tools": TOOLS, "chat_template": "{{ tools }}{{ messages }}"}, "tools"),
 ]  # fmt: skip
 
@@ -265,3 +266,107 @@ def test_official_client(parrot: LaunchedServer) -> None:
     assert [(c.function.name, json.loads(c.function.arguments)) for c in calls] == [
         ("get_weather", {"city": "Paris"}), ("get_time", {})
     ]  # fmt: skip
+
+
+SMALL = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+CHOOSY = {"type": "function", "function": {"name": "get_weather", "parameters": SMALL, "strict": True}}
+TIMER = {
+    "type": "function",
+    "function": {"name": "set_timer", "parameters": {"type": "object", "maxProperties": 0}},
+}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def is_small(arguments: Any) -> bool:
+    return (
+        set(arguments) == {"city", "unit"}
+        and arguments["city"] in ("Paris", "Rome")
+        and arguments["unit"] in "CF"
+    )
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_calls_that_are_asked_for_match_their_schemas(masked: LaunchedServer, choice: Any) -> None:
+    for number in range(6):
+        body = {
+            "tools": [TIMER, CHOOSY],
+            "tool_choice": choice,
+            "max_tokens": 1500,
+            "parallel_tool_calls": False,
+        }
+        answer = masked.chat(f"Weather {number}?", **body)
+        assert answer.status_code == 200, answer.text
+        (own,) = answer.json()["choices"]
+        assert own["finish_reason"] == "tool_calls" and own["message"]["content"] is None, own
+        ((name, arguments),) = calls_of(own)
+        assert is_small(arguments) if name == "get_weather" else (choice == "required" and arguments == {})
+
+
+def test_a_required_call_is_streamed_alike(masked: LaunchedServer) -> None:
+    body = {"tools": [CHOOSY], "tool_choice": "required", "max_tokens": 300, "temperature": 0}
+    messages = [{"role": "user", "content": "Weather?"}]
+    plain = masked.chat(messages, **body).json()["choices"][0]
+    stream = folded(masked.stream(CHAT, messages=messages, **body))
+    assert stream["message"] == without_ids(plain["message"])
+    for limit in (1, 4, 9, 14):
+        cut = masked.chat(messages, **{**body, "max_tokens": limit}).json()["choices"][0]
+        assert cut["finish_reason"] == "length"
+        stream = folded(masked.stream(CHAT, messages=messages, **{**body, "max_tokens": limit}))
+        assert stream["finish_reason"] == "length" and stream["message"] == without_ids(cut["message"])
+
+
+def test_a_constrained_text_beside_tools_is_such_a_text_or_a_call(masked: LaunchedServer) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "out", "schema": schema}}
+    seen = set()
+    for number in range(8):
+        body = {"tools": [CHOOSY], "response_format": form, "max_tokens": 300, "parallel_tool_calls": False}
+        own = masked.chat(f"So {number}?", **body).json()["choices"][0]
+        seen.add(own["finish_reason"])
+        if own["finish_reason"] == "tool_calls":
+            assert all(is_small(arguments) for _, arguments in calls_of(own))
+        else:
+            assert set(json.loads(own["message"]["content"])) == {"ok"}
+    assert seen <= {"stop", "tool_calls"}
+
+
+def test_a_schema_that_cannot_be_enforced_is_named_in_the_words_of_the_request(
+    masked: LaunchedServer,
+) -> None:
+    bad = {"type": "object", "properties": {"x": {"$ref": "https://example.com/x.json"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": bad}}
+    answer = masked.chat("x", tools=[TIMER, tool], tool_choice="required", max_tokens=5)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "tools" and "tools[1].function.parameters" in error["message"], error
+    assert masked.chat("x", tools=[TIMER, tool], max_tokens=5).status_code == 200
+
+
+def test_required_calls_of_the_other_apis(masked: LaunchedServer) -> None:
+    tool = {"name": "get_weather", "input_schema": SMALL}
+    messages = [{"role": "user", "content": "x"}]
+    body = {"model": "smollm2", "max_tokens": 300, "messages": messages, "tools": [tool]}
+    single = {"disable_parallel_tool_use": True}
+    for choice in ({"type": "any", **single}, {"type": "tool", "name": "get_weather"}):
+        message = masked.http.post("/v1/messages", json={**body, "tool_choice": choice}).json()
+        assert message["stop_reason"] == "tool_use", message
+        assert all(is_small(block["input"]) for block in message["content"])
+    own = {"type": "function", "name": "get_weather", "parameters": SMALL}
+    ask = {"input": "x", "tools": [own], "tool_choice": {"type": "function", "name": "get_weather"}}
+    (call,) = masked.http.post("/v1/responses", json=ask).json()["output"]
+    assert is_small(json.loads(call["arguments"]))
+    schema = {"type": "json_schema", "name": "out", "schema": SMALL, "strict": True}
+    (text,) = masked.http.post("/v1/responses", json={"input": "x", "text": {"format": schema}}).json()[
+        "output"
+    ]
+    assert is_small(json.loads(text["content"][0]["text"]))
