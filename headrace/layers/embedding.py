@@ -102,6 +102,13 @@ class ParallelLMHead:
             self._ops.soft_cap(logits, self._soft_cap)
         return logits
 
+    def reserve(self, num_rows: int) -> None:
+        """Make room for the logits of so many rows."""
+        self._chosen.reserve(num_rows)
+        self._local.reserve(num_rows)
+        if self._is_parallel:
+            self._all.reserve(num_rows)
+
     @staticmethod
     def _load(
         ctx: LayerContext, name: str, shape: tuple[int, int], tied_to: VocabParallelEmbedding | None

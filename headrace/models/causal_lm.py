@@ -91,6 +91,12 @@ class CausalLM:
         for layer in self.layers:
             layer.bind(caches)
 
+    def reserve(self, num_tokens: int, num_logits_rows: int) -> None:
+        """Make room for the largest step; buffers do not move any more as long as no larger one comes."""
+        self.arena.reserve(num_tokens)
+        if self._norm is not None:
+            self._head.reserve(num_logits_rows)
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [T, E] of every token, after the final norm; valid until the next forward.
 

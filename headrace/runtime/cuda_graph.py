@@ -1,27 +1,36 @@
-"""GraphedModel: a model whose small forwards are CUDA graphs, captured between steps as sizes turn up.
+"""GraphedSteps: small steps as CUDA graphs, from their inputs to their tokens, captured between steps as sizes turn up.
 
 A graph is captured for a number of tokens (a bucket); a step with fewer is padded: padding tokens are stored nowhere
-(slot -1) and no plan reads them. Inputs live at fixed addresses, plans come from backends with ``PlanLimits``, so a
-replay needs copies of a few kilobytes. Nothing is captured before the first token: a size runs eagerly the first time,
-when its ops are recorded, and its graph is captured when it comes again, one at a time.
+(slot -1) and no plan reads them. Inputs lie at fixed addresses and plans come from backends with ``PlanLimits``, so a
+step costs two copies and one launch. In a step of decodes the head and the pick of tokens belong to the graph too.
+Nothing is captured before the first token: a size runs eagerly the first time, when its ops are recorded, and its
+graph is captured when it comes again, one at a time.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from headrace.attention.base import AttentionBackend
-from headrace.attention.metadata import AttentionMetadata, AttentionPlan, ForwardBatch, GroupBatch
+from headrace.attention.metadata import AttentionPlan, ForwardBatch, GroupBatch
+from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.errors import CapacityError
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan, record
 from headrace.kernels.registry import Ops
+from headrace.runtime.graph_inputs import GraphInputs, InputViews
+from headrace.runtime.request_states import RequestStates
+from headrace.runtime.sampler import SamplerOutput
+from headrace.runtime.step_layout import StepLayout
+from headrace.runtime.step_result import StepResult
 
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+BUCKETS = (
+    *(1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448, 480, 512),
+    *(640, 768, 896, 1024, 1280, 1536, 1792, 2048),
+)  # fmt: skip
 """Numbers of tokens that graphs are captured for, up to the limit given."""
 
 
@@ -38,130 +47,184 @@ class EagerModel(Protocol):
         """Logits [R, V] float32."""
 
 
-class LimitedBackend:
-    """Plans small steps into fixed buffers, for graphs, and larger ones into memory of their own.
+class StepKind(NamedTuple):
+    """Steps that share a graph.
 
-    Args:
-        fixed: a backend with ``PlanLimits`` of ``max_tokens`` tokens.
-        exact: the same backend without limits.
+    bucket: tokens, padded.
+    has_long_tiles: some attention tile has more rows than a decode's.
+    is_decode: all requests have one token and sample, so the graph picks tokens.
+    is_random: some of them draw.
     """
 
-    def __init__(self, fixed: AttentionBackend, exact: AttentionBackend, max_tokens: int) -> None:
-        self._fixed = fixed
-        self._exact = exact
-        self._max_tokens = max_tokens
-
-    def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
-        """See ``AttentionBackend.plan``."""
-        if int(metadata.query_starts[-1]) > self._max_tokens:
-            return self._exact.plan(metadata)
-        try:
-            return self._fixed.plan(metadata)
-        except (
-            CapacityError
-        ):  # few tokens, but of contexts so long that the fixed buffers do not hold their splits
-            return self._exact.plan(metadata)
+    bucket: int
+    has_long_tiles: bool
+    is_decode: bool
+    is_random: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Graph:
-    graph: torch.cuda.CUDAGraph
+class _Outputs(NamedTuple):
+    """Where a graph leaves its results, padded."""
+
     hidden: torch.Tensor
+    logits: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None
+    best_logits: torch.Tensor | None = None
 
 
-class GraphedModel:
-    """Stands in for a model in ``ModelRunner``; bitwise the same results as the padded eager forward.
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""Given what to run, gives what runs it again."""
+
+
+class GraphedSteps:
+    """Runs the steps that are small enough; bitwise the same results as the padded eager forward.
 
     Args:
-        model: the eager model, bound to its KV cache.
-        max_tokens: the largest step that is captured; plans up to it come from fixed buffers.
-        max_step_tokens: the largest step of all; buffers must not move once a graph knows them.
-        max_num_seqs, max_blocks: size of the block tables.
-        num_groups: KV groups.
+        model: the eager model, bound to its KV cache, whose buffers are reserved for the largest step.
+        states: the requests' persistent state.
+        specs: the model's KV groups; backends: a planner with ``PlanLimits`` for each.
+        max_tokens: the largest step that is captured, the limit of the backends' plans.
+        max_requests: the most requests of a step.
+        sampling: a ``sampling`` module of ``headrace.kernels``.
         optimize: (a recorded forward, its number of tokens) -> a plan of fewer ops that gives the same.
+        capture: makes a graph.
     """
 
     def __init__(
         self,
         model: EagerModel,
+        states: RequestStates,
+        specs: Sequence[KVCacheSpec],
+        backends: Sequence[AttentionBackend],
         *,
         max_tokens: int,
-        max_step_tokens: int,
-        max_num_seqs: int,
-        max_blocks: int,
-        num_groups: int,
-        device: torch.device,
+        max_requests: int,
+        sampling: Any,
         optimize: Callable[[OpPlan, int], OpPlan],
+        capture: Capture,
     ) -> None:
         self._model = model
-        self._buckets = [size for size in BUCKETS if size <= max_tokens]
-        longest = self._buckets[-1]
-        self._input_ids = torch.zeros(longest, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(longest, dtype=torch.int64, device=device)
-        self._slots = torch.full((num_groups, longest), -1, dtype=torch.int64, device=device)
-        self._tables = torch.full(
-            (num_groups, max_num_seqs, max_blocks), -1, dtype=torch.int32, device=device
-        )
-        self._graphs: dict[tuple[int, bool], _Graph] = {}
-        self._plans: dict[tuple[int, bool], OpPlan] = {}
+        self._states = states
+        self._specs = specs
+        self._backends = backends
+        self._sampling = sampling
         self._optimize = optimize
-        self._pool: Any = None
-        model.arena.reserve(max(max_step_tokens, longest))
+        self._capture = capture
+        self._buckets = [size for size in BUCKETS if size <= max_tokens]
+        self._max_requests = max_requests
+        device = states.tokens.tensor.device
+        self._inputs = GraphInputs(states, len(specs), self._buckets[-1], max_requests, device)
+        self._rows = torch.arange(min(self._buckets[-1], max_requests), device=device)
+        self._batch: ForwardBatch
+        self._plans: dict[tuple[int, bool], OpPlan] = {}
+        self._replays: dict[StepKind, Callable[[], None]] = {}
+        self._outputs: dict[StepKind, _Outputs] = {}
 
     @property
     def num_graphs(self) -> int:
         """Graphs captured so far."""
-        return len(self._graphs)
+        return len(self._replays)
 
-    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """See the model."""
-        return self._model.compute_logits(hidden, rows)
+    def run(self, step: StepLayout) -> StepResult | None:
+        """Run a step; by a graph when its kind has been captured. None: it is too large, run it otherwise."""
+        bucket = next((size for size in self._buckets if size >= step.num_tokens), None)
+        if bucket is None:
+            return None
+        views = self._inputs.views(bucket)
+        plans = self._plan(step, views)
+        if plans is None:
+            return None
+        is_decode = step.is_decode and bucket <= len(self._rows)
+        wishes = self._states.sampling
+        draw = wishes.plain_draw(step.sampled_slots, step.sampled_positions) if is_decode else None
+        self._inputs.fill(step, bucket, draw)
+        kind = StepKind(bucket, any(map(_has_long_tiles, plans)), is_decode, draw is not None)
+        groups = zip(views.slot_mappings, plans, strict=True)
+        self._batch = ForwardBatch(
+            bucket, views.ids, views.positions, tuple(GroupBatch(mapping, plan) for mapping, plan in groups)
+        )
+        self._run(kind)
+        return self._result(step, kind, views, is_picked=is_decode and wishes.is_plain(step.sampled_slots))
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Hidden states [T, E]; by a graph when this size has been captured, which happens when it comes again."""
-        bucket = next((size for size in self._buckets if size >= batch.num_tokens), None)
-        if bucket is None or not all(_is_fixed(group.plan) for group in batch.groups):
-            return self._model.forward(batch)
-        padded = self._pad(batch, bucket)
-        key = (bucket, any(_has_long_tiles(group.plan) for group in padded.groups))
-        if key not in self._plans:
-            plan = self._plans[key] = self._optimize(record(self._model, padded), bucket)
-            return plan.result.rows(bucket)[: batch.num_tokens]
-        if key not in self._graphs:
-            self._plans[key].replay(padded)  # kernels of an optimized plan compile here, not under capture
-            self._graphs[key] = self._capture(self._plans[key], padded)
-        captured = self._graphs[key]
-        captured.graph.replay()
-        return captured.hidden[: batch.num_tokens]
+    def _plan(self, step: StepLayout, views: InputViews) -> list[AttentionPlan] | None:
+        """Every KV group's plan, or None: few tokens, but contexts so long that fixed buffers do not hold their
+        splits."""
+        size = self._states.block_size
+        try:
+            return [
+                backend.plan(step.attention(spec, table, size))
+                for spec, backend, table in zip(self._specs, self._backends, views.tables, strict=True)
+            ]
+        except CapacityError:
+            return None
 
-    def _pad(self, batch: ForwardBatch, bucket: int) -> ForwardBatch:
-        """The batch at fixed addresses, with padding tokens up to the bucket."""
-        count = batch.num_tokens
-        self._input_ids[:count].copy_(batch.input_ids)
-        self._positions[:count].copy_(batch.positions)
-        groups = []
-        for index, group in enumerate(batch.groups):
-            slots, table = self._slots[index], self._tables[index]
-            slots[:count].copy_(group.slot_mapping)
-            slots[count:bucket].fill_(-1)
-            source = group.plan.block_table
-            table[: source.shape[0], : source.shape[1]].copy_(source)
-            groups.append(GroupBatch(slots[:bucket], dataclasses.replace(group.plan, block_table=table)))
-        return ForwardBatch(bucket, self._input_ids[:bucket], self._positions[:bucket], tuple(groups))
+    def _run(self, kind: StepKind) -> None:
+        if kind in self._outputs and kind not in self._replays:  # it comes again
+            self._body(kind)  # kernels of an optimized plan compile here, not under capture
+            self._replays[kind] = self._capture(lambda: self._body(kind))
+        if kind in self._replays:
+            self._replays[kind]()
+        else:
+            self._body(kind)
 
-    def _capture(self, plan: OpPlan, padded: ForwardBatch) -> _Graph:
-        """Capture a recorded forward; nothing runs until it is replayed."""
+    def _body(self, kind: StepKind) -> None:
+        """What a graph does, from ids to tokens."""
+        self._inputs.gather(kind.bucket)
+        self._outputs[kind] = self._pick(kind, self._forward(kind))
+
+    def _forward(self, kind: StepKind) -> torch.Tensor:
+        key = (kind.bucket, kind.has_long_tiles)
+        if key in self._plans:
+            return self._plans[key].replay(self._batch)
+        recorded = record(self._model, self._batch)
+        self._plans[key] = self._optimize(recorded, kind.bucket)
+        return recorded.result.rows(kind.bucket)
+
+    def _pick(self, kind: StepKind, hidden: torch.Tensor) -> _Outputs:
+        """The tokens of a step of decodes, put where the next step reads them."""
+        if not kind.is_decode:
+            return _Outputs(hidden)
+        views = self._inputs.views(kind.bucket)
+        logits = self._model.compute_logits(hidden, self._rows[: kind.bucket])
+        best_logits, tokens = self._sampling.row_argmax(logits)
+        if kind.is_random:
+            drawn = self._sampling.sample_rows(logits, best_logits, views.temperature, views.key)
+            tokens = torch.where(views.is_random > 0, drawn, tokens)
+        self._states.tokens.tensor.view(-1).index_copy_(0, views.sampled_places, tokens.int())
+        return _Outputs(hidden, logits, tokens, best_logits)
+
+    def _result(self, step: StepLayout, kind: StepKind, views: InputViews, is_picked: bool) -> StepResult:
+        outputs, count = self._outputs[kind], len(step.sampled_ids)
+        places = views.sampled_places[:count]
+        if not kind.is_decode:
+            return StepResult(outputs.hidden, views.sampled_rows[:count], places)
+        assert outputs.logits is not None and outputs.tokens is not None and outputs.best_logits is not None
+        picked = (
+            SamplerOutput(outputs.tokens[:count], outputs.best_logits[:count], None) if is_picked else None
+        )
+        return StepResult(outputs.hidden, self._rows[:count], places, outputs.logits[:count], picked)
+
+
+class CudaCapture:
+    """Captures CUDA graphs that share one memory pool, since they run one after another."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+        self._stream = torch.cuda.Stream()
+
+    def __call__(self, body: Callable[[], None]) -> Callable[[], None]:
+        """Capture what ``body`` launches; nothing runs until the graph is replayed."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            hidden = plan.replay(padded)
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                body()
+            finally:
+                graph.capture_end()
+        current.wait_stream(self._stream)
         self._pool = self._pool or graph.pool()
-        return _Graph(graph, hidden)
-
-
-def _is_fixed(plan: AttentionPlan) -> bool:
-    """Whether the plan lies in the buffers that graphs read."""
-    work = plan.derived.get("triton")
-    return bool(work is not None and work.is_fixed)
+        return graph.replay
 
 
 def _has_long_tiles(plan: AttentionPlan) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,21 +29,23 @@ class EarlyStageRunner(ModelRunner):
         self._awaited: dict[int, dict[str, tuple[int, int]]] = {}
         self._born: dict[str, int] = {}
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, before_forward: Callable[[], None] | None = None
+    ) -> None:
         """Run the forward of one step."""
         for request_id in scheduler_output.removed_request_ids:
             self._born.pop(request_id, None)
         for new in scheduler_output.new_requests:
             self._born[new.request_id] = scheduler_output.step_id
-        super().execute_model(scheduler_output)
+        super().execute_model(scheduler_output, before_forward)
 
     def sample_tokens(self, mask: TokenMask | None = None) -> PendingOutput:
         """Note where the step's tokens will go."""
-        batch = self._batch
-        assert batch is not None, "sample_tokens needs one execute_model before it"
-        self._batch = self._hidden = None
-        places = zip(batch.sampled_slots.tolist(), batch.sampled_positions.tolist(), strict=True)
-        self._awaited[self._step_id] = dict(zip(batch.sampled_ids, places, strict=True))
+        step = self._step
+        assert step is not None, "sample_tokens needs one execute_model before it"
+        self._step = self._result = None
+        places = zip(step.sampled_slots.tolist(), step.sampled_positions.tolist(), strict=True)
+        self._awaited[self._step_id] = dict(zip(step.sampled_ids, places, strict=True))
         return PendingOutput(self._step_id, [], None, None, {}, {})
 
     def take_tokens(self, step: StepTokens) -> None:

@@ -45,7 +45,8 @@ class StepWorker(Protocol):
 
 
 class InProcessExecutor:
-    """Runs steps on the calling thread, or on one worker thread when several may be outstanding.
+    """Runs steps on the calling thread, or on one worker thread when several may be outstanding and the device would
+    hold the caller up.
 
     Futures complete in step order. The first exception of a step kills the engine: its future and all later ones
     raise EngineDeadError with the exception as cause, and nothing more is executed.
@@ -53,12 +54,16 @@ class InProcessExecutor:
     Args:
         worker: a loaded worker.
         max_steps_outstanding: 1 computes before the call returns; more computes beside the caller.
+        is_asynchronous: the worker only queues work on a device of its own: no thread is needed to go on meanwhile.
     """
 
-    def __init__(self, worker: StepWorker, max_steps_outstanding: int = 1) -> None:
+    def __init__(
+        self, worker: StepWorker, max_steps_outstanding: int = 1, is_asynchronous: bool = False
+    ) -> None:
         self._worker = worker
+        self._waits = max_steps_outstanding == 1
         self._thread: ThreadPoolExecutor | None = None
-        if max_steps_outstanding > 1:
+        if max_steps_outstanding > 1 and not is_asynchronous:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-step")
         self._failure: BaseException | None = None
         self._is_shut_down = False
@@ -79,7 +84,7 @@ class InProcessExecutor:
         worker = Worker(
             config.model, config.cache, config.scheduler, config.parallel, config.device, progress=progress
         )
-        return cls(worker, config.scheduler.steps_outstanding)
+        return cls(worker, config.scheduler.steps_outstanding, worker.is_asynchronous)
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """The model's KV groups; all have the same ``bytes_per_block``."""
@@ -97,7 +102,7 @@ class InProcessExecutor:
         """Sample for the step last executed. Raises EngineDeadError if an earlier step failed."""
         launched = self._submit(self._worker.sample_tokens, mask)
         future = _ResultFuture(launched, self._guarded)
-        if self._thread is None:
+        if self._waits:
             future.exception()
         return future
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,11 +14,13 @@ from headrace.attention.metadata import ForwardBatch
 from headrace.core.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from headrace.core.token_mask import TokenMask
 from headrace.kernels.reference import sampling as reference_sampling
-from headrace.runtime.input_batch import InputBatch, InputBatchBuilder
+from headrace.runtime.input_batch import InputBatchBuilder
 from headrace.runtime.kv_cache import KVCache
 from headrace.runtime.logprobs import compute_logprobs
 from headrace.runtime.request_states import RequestStates
 from headrace.runtime.sampler import Sampler, SamplerOutput
+from headrace.runtime.step_layout import StepLayout, StepLayouts
+from headrace.runtime.step_result import StepResult
 from headrace.runtime.upload import upload
 
 
@@ -30,6 +32,13 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] float32 of the hidden states ``rows`` [R] int64; valid until the next call."""
+
+
+class SmallSteps(Protocol):
+    """Runs steps that are small enough faster (``GraphedSteps``)."""
+
+    def run(self, step: StepLayout) -> StepResult | None:
+        """Run a step, or return None and leave it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,23 +116,34 @@ class ModelRunner:
             vocab_size,
             self._device,
         )
+        self.small_steps: SmallSteps | None = None
+        self._layouts = StepLayouts(self.states, len(kv_cache.specs))
         self._inputs = InputBatchBuilder(self.states, kv_cache.specs, backends, self._device)
         self._kernels = sampling_kernels
         self._sampler = Sampler(sampling_kernels)
         self._step_id = 0
         self._errors: dict[str, str] = {}
-        self._batch: InputBatch | None = None
-        self._hidden: torch.Tensor | None = None
+        self._step: StepLayout | None = None
+        self._result: StepResult | None = None
 
     @torch.inference_mode()
-    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        """Run the forward of one step; its hidden states wait for ``sample_tokens``."""
-        assert self._batch is None, "sample_tokens was not called for the last step"
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, before_forward: Callable[[], None] | None = None
+    ) -> None:
+        """Run the forward of one step; what it leaves waits for ``sample_tokens``.
+
+        Args:
+            before_forward: called when the host has done its part.
+        """
+        assert self._step is None, "sample_tokens was not called for the last step"
         self._step_id = scheduler_output.step_id
         self._errors = self.states.apply(scheduler_output)
         self._copy_blocks(scheduler_output)
-        self._batch = self._inputs.build(scheduler_output)
-        self._hidden = self._model.forward(self._batch.forward)
+        self._step = step = self._layouts.make(scheduler_output)
+        if before_forward is not None:
+            before_forward()
+        result = self.small_steps.run(step) if self.small_steps is not None else None
+        self._result = result or self._run(step)
 
     @torch.inference_mode()
     def sample_tokens(self, mask: TokenMask | None = None) -> PendingOutput:
@@ -132,15 +152,21 @@ class ModelRunner:
         Args:
             mask: which tokens the constrained requests may sample, or None.
         """
-        batch, hidden = self._batch, self._hidden
-        assert batch is not None and hidden is not None, "sample_tokens needs one execute_model before it"
-        self._batch = self._hidden = None
-        prompt_logprobs = self._prompt_logprobs(batch, hidden)
-        logprob_rows, sampled = self._sample(batch, hidden, mask)
+        step, result = self._step, self._result
+        assert step is not None and result is not None, "sample_tokens needs one execute_model before it"
+        self._step = self._result = None
+        prompt_logprobs = self._prompt_logprobs(step, result.hidden)
+        logprob_rows, sampled = self._sample(step, result, mask)
         on_host = sampled.start_download() if sampled is not None else None
         return PendingOutput(
-            self._step_id, batch.sampled_ids, logprob_rows, on_host, prompt_logprobs, self._errors
+            self._step_id, step.sampled_ids, logprob_rows, on_host, prompt_logprobs, self._errors
         )
+
+    def _run(self, step: StepLayout) -> StepResult:
+        """The forward of any step, op by op."""
+        batch = self._inputs.build(step)
+        hidden = self._model.forward(batch.forward)
+        return StepResult(hidden, batch.sampled_rows, batch.sampled_places)
 
     def _copy_blocks(self, output: SchedulerOutput) -> None:
         if output.block_copies:
@@ -150,25 +176,29 @@ class ModelRunner:
             self._kv_cache.copy_blocks(*upload(list(table.T.copy()), self._device))
 
     def _sample(
-        self, batch: InputBatch, hidden: torch.Tensor, mask: TokenMask | None
+        self, step: StepLayout, result: StepResult, mask: TokenMask | None
     ) -> tuple[np.ndarray | None, SamplerOutput | None]:
         """Sample, and put the tokens where the next step reads them."""
-        if not batch.sampled_ids:
+        if not step.sampled_ids:
             return None, None
+        if result.picked is not None and mask is None:
+            return None, result.picked
         wanted = self.states.sampling.make_batch(
-            batch.sampled_slots, batch.sampled_positions, self.states.tokens.tensor, mask
+            step.sampled_slots, step.sampled_positions, self.states.tokens.tensor, mask
         )
-        logits = self._model.compute_logits(hidden, batch.sampled_rows)
+        logits = result.logits
+        if logits is None:
+            logits = self._model.compute_logits(result.hidden, result.sampled_rows)
         sampled = self._sampler(logits, wanted)
         flat_tokens = self.states.tokens.tensor.view(-1)
-        flat_tokens.index_copy_(0, batch.sampled_places, sampled.token_ids.int())
+        flat_tokens.index_copy_(0, result.sampled_places, sampled.token_ids.int())
         return wanted.logprob_rows, sampled
 
-    def _prompt_logprobs(self, batch: InputBatch, hidden: torch.Tensor) -> dict[str, list[TokenLogprobs]]:
+    def _prompt_logprobs(self, step: StepLayout, hidden: torch.Tensor) -> dict[str, list[TokenLogprobs]]:
         """Entries for the prompt tokens that follow this step's positions, a bounded number of rows at a time."""
         entries: dict[str, list[TokenLogprobs]] = {}
         flat_tokens = self.states.tokens.tensor.view(-1)
-        for span in batch.prompt_rows:
+        for span in step.prompt_rows:
             num_top = span.request.sampling_params.prompt_logprobs
             assert num_top is not None
             found: list[TokenLogprobs] = []

@@ -18,7 +18,7 @@ class RequestStates:
     """Tokens, block tables and sampling parameters of up to ``max_num_seqs`` requests.
 
     Attributes:
-        tokens: [max_num_seqs, max_model_len + 1] int32; sampled tokens are written on the device, so the next step
+        tokens: [max_num_seqs + 1, max_model_len + 1] int32; sampled tokens are written on the device, so the next step
             can read them before the host knows them.
         sampling: the sampling parameters.
 
@@ -41,7 +41,8 @@ class RequestStates:
         device: torch.device,
     ) -> None:
         self.block_size = block_size
-        self.tokens = DeviceTable(max_num_seqs, max_model_len + 1, device)
+        # The last row belongs to no request.
+        self.tokens = DeviceTable(max_num_seqs + 1, max_model_len + 1, device)
         self.sampling = SamplingStates(max_num_seqs, vocab_size, device)
         self._vocab_size = vocab_size
         self._num_groups = num_groups
@@ -117,6 +118,22 @@ class RequestStates:
         return self._blocks.take_rows(
             slots + offset, device_slots + offset if offset else device_slots, num_blocks
         )
+
+    @property
+    def batch_blocks_width(self) -> int:
+        """Blocks of the longest sequence."""
+        return self._blocks.tensor.shape[1]
+
+    @property
+    def unread_place(self) -> int:
+        """A place in the flat token table that belongs to no request."""
+        return self._max_num_seqs * self.tokens.tensor.shape[1]
+
+    def gather_blocks(self, group: int, device_slots: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the slots' whole rows of one group's block table to ``out`` [R, max_blocks] int32; device work only."""
+        start = group * self._max_num_seqs
+        table = self._blocks.tensor[start : start + self._max_num_seqs]
+        torch.index_select(table, 0, device_slots, out=out)
 
     def note_sampled(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Record that a token is put at each position; [R] int64, the places in the flat token table.

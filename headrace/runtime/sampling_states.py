@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -54,6 +55,16 @@ _PROCESSORS = (
     | Feature.BIAS
     | Feature.PENALTIES
 )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainDraw:
+    """What [S] rows draw with, before any filter: temperature float32 (1 where the best token is taken), key int64,
+    is_random bool."""
+
+    temperature: np.ndarray
+    key: np.ndarray
+    is_random: np.ndarray
 
 
 class _TokenRules:
@@ -146,6 +157,22 @@ class SamplingStates:
             logprob_rows=logprob_rows,
             num_logprobs=[] if logprob_rows is None else self._num_logprobs[slots[logprob_rows]].tolist(),
         )
+
+    def is_plain(self, slots: IntArray) -> bool:
+        """Whether these requests ask for nothing but the best token, or one drawn without filters."""
+        return not int(np.bitwise_or.reduce(self._features[slots], initial=0)) & ~int(Feature.RANDOM)
+
+    def plain_draw(self, slots: IntArray, positions: IntArray) -> PlainDraw | None:
+        """What these requests draw with, or None: they all take their best token.
+
+        Args:
+            slots, positions: as in ``make_batch``.
+        """
+        is_random = (self._features[slots] & int(Feature.RANDOM)) != 0
+        if not is_random.any():
+            return None
+        temperature = np.where(is_random, self._temperature[slots], np.float32(1.0))
+        return PlainDraw(temperature, noise_keys(self._seed[slots], self._child[slots], positions), is_random)
 
     def _random_rows(self, features: IntArray, slots: IntArray, positions: IntArray) -> RandomRows:
         rows = np.flatnonzero(features & Feature.RANDOM)

@@ -24,12 +24,13 @@ from headrace.models.causal_lm import CausalLM
 from headrace.models.registry import build_model
 from headrace.parallel.world import World
 from headrace.platforms.base import DeviceEvent, current_platform
-from headrace.runtime.cuda_graph import GraphedModel, LimitedBackend
+from headrace.runtime.cuda_graph import CudaCapture, GraphedSteps
 from headrace.runtime.early_stage_runner import EarlyStageRunner, StepTokens
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
 from headrace.runtime.model_runner import Model, ModelRunner, PendingOutput
 from headrace.runtime.native_step import NativeStep
+from headrace.runtime.request_states import RequestStates
 from headrace.runtime.staged_model import StagedModel
 from headrace.sampling_params import SamplingParams
 
@@ -103,6 +104,7 @@ class Worker:
         self._ops = Ops.for_device(self._device, device.kernels, world.tensor.communicator)
         self._num_heads = _length(world.tensor.share(arch.num_attention_heads, "attention heads"))
         self._num_kv_heads = _length(world.tensor.kv_share(arch.num_kv_heads))
+        self._max_logits_rows = max(1, MAX_LOGITS_BYTES // (4 * arch.vocab_size))
         self._model: CausalLM | None = self._load_model(model, source, progress)
         self._specs = kv_cache_specs_for(
             arch.layer_windows,
@@ -123,6 +125,11 @@ class Worker:
             cache.block_size,
         )
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the calls of a step only queue work on the device."""
+        return self._device.type == "cuda"
+
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """The model's KV groups."""
         return self._specs
@@ -141,8 +148,7 @@ class Worker:
         """Run a step's forward."""
         assert self._runner is not None, "the worker was shut down"
         self._started = self._platform.new_event()
-        self._started.record()
-        self._runner.execute_model(scheduler_output)
+        self._runner.execute_model(scheduler_output, self._started.record)
 
     def sample_tokens(self, mask: TokenMask | None) -> TimedStep:
         """Sample for it; nothing here waits for the device."""
@@ -187,51 +193,51 @@ class Worker:
         kv_cache = KVCache(self._specs, layout, num_blocks, self._device, self._ops.copy_blocks)
         assert self._model is not None
         self._model.bind_kv_cache(kv_cache)
-        model: Model = self._in_one_call(self._model)
+        model: Model = self._model
+        if kernel_kinds(self._device, self._kernels)[0] == "native":
+            model = NativeStep(self._model)
         if self._world.link is not None:
             model = StagedModel(model, self._model, self._world.link)
         make_runner = ModelRunner if self._world.stage.is_last else EarlyStageRunner
-        return make_runner(
+        runner = make_runner(
             model,
             kv_cache,
             [self._attention_backend() for _ in self._specs],
             max_num_seqs=self._scheduler.max_num_seqs,
             max_model_len=self.max_model_len,
             vocab_size=arch.vocab_size,
-            max_logits_rows=max(1, MAX_LOGITS_BYTES // (4 * arch.vocab_size)),
+            max_logits_rows=self._max_logits_rows,
             sampling_kernels=load_kernels("sampling", self._device, self._kernels),
         )
-
-    def _attention_backend(self) -> AttentionBackend:
-        """A planner for one KV group; small steps go into fixed buffers when they are to be graphs."""
-        arch, device = self._arch, self._device
-        shape = AttentionShape(self._num_heads, self._num_kv_heads, arch.head_dim)
-        exact = create_backend(self._attention, shape, device)
-        if not self._max_graph_tokens:
-            return exact
-        limits = PlanLimits(self._max_graph_tokens, self._scheduler.max_num_seqs, self.max_model_len)
-        return LimitedBackend(
-            create_backend(self._attention, shape, device, limits), exact, limits.max_tokens
-        )
-
-    def _in_one_call(self, model: CausalLM) -> Model:
-        """The model with its forward as CUDA graphs or as one native call, where the device has that."""
         if self._max_graph_tokens:
-            return self._graphed(model)
-        if kernel_kinds(self._device, self._kernels)[0] == "native":
-            return NativeStep(model)
-        return model
+            runner.small_steps = self._graphed_steps(self._model, runner.states)
+        return runner
 
-    def _graphed(self, model: CausalLM) -> GraphedModel:
-        return GraphedModel(
+    def _attention_backend(self, limits: PlanLimits | None = None) -> AttentionBackend:
+        """A planner for one KV group."""
+        shape = AttentionShape(self._num_heads, self._num_kv_heads, self._arch.head_dim)
+        return create_backend(self._attention, shape, self._device, limits)
+
+    def _graphed_steps(self, model: CausalLM, states: RequestStates) -> GraphedSteps:
+        """Small steps as CUDA graphs, over buffers that will not move again."""
+        max_num_seqs = self._scheduler.max_num_seqs
+        limits = PlanLimits(self._max_graph_tokens, max_num_seqs, self.max_model_len)
+        model.reserve(
+            max(self._scheduler.max_num_batched_tokens, limits.max_tokens),
+            max(max_num_seqs, self._max_logits_rows),
+        )
+        return GraphedSteps(
             model,
-            max_tokens=self._max_graph_tokens,
-            max_step_tokens=self._scheduler.max_num_batched_tokens,
-            max_num_seqs=self._scheduler.max_num_seqs,
-            max_blocks=-(-(self.max_model_len + 1) // self._cache.block_size),
-            num_groups=len(self._specs),
-            device=self._device,
+            states,
+            self._specs,
+            [self._attention_backend(limits) for _ in self._specs],
+            max_tokens=limits.max_tokens,
+            max_requests=max_num_seqs,
+            sampling=load_kernels("sampling", self._device, self._kernels),
             optimize=self._fuse,
+            capture=CudaCapture(),
+            picks=self._world.stage.is_last,
+            link=self._world.link,
         )
 
     def _fuse(self, plan: OpPlan, num_tokens: int) -> OpPlan:
@@ -263,9 +269,9 @@ class Worker:
         platform, total = self._platform, self._platform.total_memory_bytes()
         num_tokens = min(self._scheduler.max_num_batched_tokens, self.max_model_len)
         blocks = -(-num_tokens // self._cache.block_size)
-        runner = self._make_runner(blocks * len(self._specs))
         platform.reset_peak_memory()
         before = platform.used_memory_bytes()
+        runner = self._make_runner(blocks * len(self._specs))
         output = _largest_step(num_tokens, blocks, len(self._specs))
         runner.execute_model(output)
         runner.sample_tokens().finish()

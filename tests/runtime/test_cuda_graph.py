@@ -1,48 +1,121 @@
-"""Choosing between fixed and exact plans; the graphs themselves need a GPU."""
+"""Small steps over fixed buffers against plain ones; graphs themselves need a GPU, on a CPU a replay runs the body again."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from headrace.errors import CapacityError
-from headrace.runtime.cuda_graph import LimitedBackend
+from headrace import LLM, SamplingParams
+from headrace.attention.base import AttentionShape, PlanLimits
+from headrace.attention.reference import ReferenceBackend
+from headrace.config import EngineConfig
+from headrace.core.output import EngineCoreRequest
+from headrace.engine.assemble import build_engine_core
+from headrace.engine.engine_core import EngineCore
+from headrace.kernels.reference import sampling
+from headrace.runtime.cuda_graph import GraphedSteps
+from headrace.runtime.worker import Worker
+from tests.e2e.tiny_models import make_model
+
+MAX_TOKENS = 16
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=0.9, seed=5, max_tokens=9, ignore_eos=True),
+    SamplingParams(temperature=0.7, top_k=20, seed=6, max_tokens=7, ignore_eos=True),
+    SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=2),
+    SamplingParams(temperature=0.8, seed=8, presence_penalty=1.0, max_tokens=11, ignore_eos=True),
+]
 
 
-class Planner:
-    """Says its name, or that it has no room."""
+class FakeCapture:
+    """Counts; what it gives runs the body again."""
 
-    def __init__(self, name: str, is_full: bool = False) -> None:
-        self.name, self.is_full = name, is_full
+    def __init__(self) -> None:
+        self.num_replays: list[int] = []
 
-    def plan(self, metadata: Any) -> Any:
-        if self.is_full:
-            raise CapacityError("full")
-        return self.name
+    def __call__(self, body: Callable[[], None]) -> Callable[[], None]:
+        index = len(self.num_replays)
+        self.num_replays.append(0)
+
+        def replay() -> None:
+            self.num_replays[index] += 1
+            body()
+
+        return replay
 
 
-@pytest.mark.parametrize(
-    "num_tokens, is_full, expected", [(8, False, "fixed"), (9, False, "exact"), (8, True, "exact")]
-)
-def test_small_steps_are_planned_into_fixed_buffers(num_tokens: int, is_full: bool, expected: str) -> None:
-    backend = LimitedBackend(Planner("fixed", is_full), Planner("exact"), 8)  # type: ignore[arg-type]
-    metadata = SimpleNamespace(query_starts=np.array([0, num_tokens]))
-    assert backend.plan(metadata) == expected  # type: ignore[arg-type, comparison-overlap]
+def add_small_steps(worker: Worker, max_num_seqs: int) -> FakeCapture:
+    """What the worker does on a GPU, with the reference planner."""
+    runner, model = worker._runner, worker._model
+    assert runner is not None and model is not None
+    arch = model.arch
+    shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
+    limits = PlanLimits(MAX_TOKENS, max_num_seqs, worker.max_model_len)
+    model.reserve(64, 64)
+    capture = FakeCapture()
+    runner.small_steps = GraphedSteps(
+        model,
+        runner.states,
+        worker.kv_cache_specs(),
+        [ReferenceBackend(shape, torch.device("cpu"), limits) for _ in worker.kv_cache_specs()],
+        max_tokens=MAX_TOKENS,
+        max_requests=max_num_seqs,
+        sampling=sampling,
+        optimize=lambda plan, num_tokens: plan,
+        capture=capture,
+    )
+    return capture
+
+
+def answers(core: EngineCore, params: list[SamplingParams]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for number in range(12):
+        ids = [(7 * number + place) % 90 + 3 for place in range(1 + number * 3)]
+        chosen = params[number % len(params)]
+        core.add_request(EngineCoreRequest(f"r{number}", ids, chosen, chosen.max_tokens or 1))
+    while core.has_work():
+        for item in core.step():
+            tokens, entries = found.setdefault(item.request_id, ([], []))
+            tokens.extend(item.new_token_ids)
+            entries.extend(item.logprobs or [])
+        core.scheduler.check_integrity()
+    return found
+
+
+@pytest.mark.parametrize("params", [PARAMS[:1], PARAMS[:2], PARAMS], ids=["greedy", "drawn", "all"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma3"])
+def test_small_steps_give_the_same_answers(
+    tmp_path: Path, model_type: str, params: list[SamplingParams]
+) -> None:
+    make_model(model_type, tmp_path)
+    found = []
+    for is_graphed in (False, True):
+        config = EngineConfig.from_options(
+            model=str(tmp_path),
+            dtype="float32",
+            skip_tokenizer_init=True,
+            max_num_seqs=8,
+            max_num_batched_tokens=24,
+            max_model_len=96,
+            num_kv_blocks=60,
+        )
+        core = build_engine_core(config)
+        capture = add_small_steps(core.executor._worker, 8) if is_graphed else None  # type: ignore[attr-defined]
+        found.append(answers(core, params))
+        core.shutdown()
+    assert found[0] == found[1]
+    assert capture is not None and sum(capture.num_replays) > 5
 
 
 @pytest.mark.gpu
-def test_graphs_give_the_eager_tokens(tmp_path: Any) -> None:
-    from headrace import LLM, SamplingParams
-    from tests.e2e.tiny_models import make_model
-
+def test_graphs_give_the_eager_tokens(tmp_path: Path) -> None:
     make_model("llama", tmp_path)
     prompts = [{"prompt_token_ids": [5 + i, 6, 7][: 1 + i % 3]} for i in range(9)]
-    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-    answers = []
+    tokens = []
     for max_graph_tokens in (0, 64):
         with LLM(
             str(tmp_path),
@@ -51,6 +124,6 @@ def test_graphs_give_the_eager_tokens(tmp_path: Any) -> None:
             max_graph_tokens=max_graph_tokens,
             max_model_len=256,
         ) as llm:
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            answers.append([output.outputs[0].token_ids for output in outputs])
-    assert torch.cuda.is_available() and answers[0] == answers[1]
+            outputs = llm.generate(prompts, [PARAMS[i % len(PARAMS)] for i in range(9)], use_tqdm=False)
+            tokens.append([output.outputs[0].token_ids for output in outputs])
+    assert torch.cuda.is_available() and tokens[0] == tokens[1]

@@ -1,4 +1,4 @@
-"""InputBatch against plain loops over requests and tokens."""
+"""StepLayout and InputBatch against plain loops over requests and tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from headrace.attention.metadata import AttentionMetadata
 from headrace.attention.reference import ReferenceBackend
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import SchedulerOutput, SharedPrefix
-from headrace.runtime.input_batch import InputBatchBuilder
+from headrace.runtime.input_batch import InputBatch, InputBatchBuilder
 from headrace.runtime.request_states import RequestStates
+from headrace.runtime.step_layout import StepLayout, StepLayouts
 from headrace.sampling_params import SamplingParams
 from tests.runtime.step_maker import Sequence, StepMaker, describe
 
@@ -34,16 +35,16 @@ class RecordingBackend(ReferenceBackend):
         return super().plan(metadata)
 
 
-def make(max_num_seqs: int = 8) -> tuple[RequestStates, InputBatchBuilder, list[RecordingBackend]]:
-    states = RequestStates(max_num_seqs, 60, len(SPECS), BLOCK, 1000, CPU)
-    backends = [RecordingBackend() for _ in SPECS]
-    return states, InputBatchBuilder(states, SPECS, backends, CPU), backends
+def make_states(max_num_seqs: int = 8) -> RequestStates:
+    return RequestStates(max_num_seqs, 60, len(SPECS), BLOCK, 1000, CPU)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_steps_match_plain_loops(seed: int) -> None:
     rng = random.Random(seed)
-    states, builder, backends = make()
+    states = make_states()
+    layouts, backends = StepLayouts(states, len(SPECS)), [RecordingBackend() for _ in SPECS]
+    builder = InputBatchBuilder(states, SPECS, backends, CPU)
     maker = StepMaker(400, BLOCK, len(SPECS), seed)
     sequences = [
         Sequence(f"r{i}", [rng.randrange(1000) for _ in range(rng.randint(1, 30))], SamplingParams())
@@ -57,17 +58,18 @@ def test_random_steps_match_plain_loops(seed: int) -> None:
         output = maker.step(batch)
         output.shared_prefixes = [SharedPrefix([0, len(batch) - 1], 0)]
         states.apply(output)
-        built = builder.build(output)
-        check_step(output, batch, built, states, backends)
+        step = layouts.make(output)
+        built = builder.build(step)
+        check_step(output, batch, step, built, backends)
         for sequence, _ in batch:
             if sequence.num_placeholders:
                 token = rng.randrange(1000)
-                index = built.sampled_ids.index(sequence.request_id)
+                index = step.sampled_ids.index(sequence.request_id)
                 states.tokens.tensor.view(-1)[built.sampled_places[index]] = token
                 maker.take_in(sequence, [token])
 
 
-def check_step(output: SchedulerOutput, batch, built, states, backends) -> None:
+def check_step(output: SchedulerOutput, batch, step: StepLayout, built: InputBatch, backends) -> None:
     input_ids, positions, rows = [], [], []
     slot_mappings: list[list[int]] = [[] for _ in SPECS]
     for index, (sequence, count) in enumerate(batch):
@@ -84,10 +86,12 @@ def check_step(output: SchedulerOutput, batch, built, states, backends) -> None:
     assert forward.num_tokens == len(input_ids)
     assert forward.input_ids.dtype == forward.positions.dtype == torch.int64
     assert forward.input_ids.tolist() == input_ids and forward.positions.tolist() == positions
-    assert built.sampled_rows.tolist() == rows
-    assert built.sampled_ids == [output.request_ids[index] for index in output.sampled]
+    assert built.sampled_rows.tolist() == step.sampled_rows.tolist() == rows
+    assert built.sampled_places.tolist() == step.sampled_places.tolist()
+    assert step.is_decode == (output.num_tokens == [1] * len(batch) and len(rows) == len(batch))
+    assert step.sampled_ids == [output.request_ids[index] for index in output.sampled]
     ends = [start + count for start, count in zip(output.start_positions, output.num_tokens, strict=True)]
-    assert built.sampled_positions.tolist() == [ends[index] for index in output.sampled]
+    assert step.sampled_positions.tolist() == [ends[index] for index in output.sampled]
     for group, spec in enumerate(SPECS):
         assert forward.groups[group].slot_mapping.dtype == torch.int64
         assert forward.groups[group].slot_mapping.tolist() == slot_mappings[group]
@@ -102,7 +106,8 @@ def check_step(output: SchedulerOutput, batch, built, states, backends) -> None:
 
 
 def test_prompt_rows_name_positions_and_targets() -> None:
-    states, builder, _ = make()
+    states = make_states()
+    layouts = StepLayouts(states, len(SPECS))
     maker = StepMaker(100, BLOCK, len(SPECS))
     plain = Sequence("a", list(range(5)), SamplingParams())
     scored = Sequence("b", list(range(20, 32)), SamplingParams(prompt_logprobs=1))
@@ -111,12 +116,12 @@ def test_prompt_rows_name_positions_and_targets() -> None:
     states.apply(output)
     width = states.tokens.tensor.shape[1]
     slot = int(states.slots_of(["b"])[0])
-    (rows,) = builder.build(output).prompt_rows
+    (rows,) = layouts.make(output).prompt_rows
     assert (rows.first_row, rows.end_row) == (5 + 2, 5 + 7)
     assert rows.first_target == slot * width + 3
-    (rows,) = builder.build(maker.step([(scored, 5)])).prompt_rows
+    (rows,) = layouts.make(maker.step([(scored, 5)])).prompt_rows
     assert (rows.first_row, rows.end_row, rows.first_target) == (0, 4, slot * width + 8)
-    assert builder.build(maker.step([(scored, 1)])).prompt_rows == []
+    assert layouts.make(maker.step([(scored, 1)])).prompt_rows == []
     again = maker.step([(plain, 1)])
     again.removed_request_ids = ["b"]
     states.apply(again)
@@ -124,4 +129,4 @@ def test_prompt_rows_name_positions_and_targets() -> None:
     later.prompt_logprobs_from = scored.num_prompt
     output = SchedulerOutput(9, ["b"], [0], [12], [], [later])
     states.apply(output)
-    assert builder.build(output).prompt_rows == []
+    assert layouts.make(output).prompt_rows == []

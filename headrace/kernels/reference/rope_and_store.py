@@ -31,7 +31,7 @@ def rope_and_store(
         q_norm, k_norm: [D] fp32, or both None.
         cos_sin: [P, D] fp32, cosines of position p in the first half of row p, sines in the second.
         positions: [T] int64.
-        slot_mapping: [T] int64; slot = block id * B + offset.
+        slot_mapping: [T] int64; slot = block id * B + offset; -1: the token is stored nowhere (padding).
         k_cache, v_cache: [num_blocks, K, B, D] of any float type, strided over blocks; B is a power of two.
     """
     num_rotated, half = num_heads + num_kv_heads, head_dim // 2
@@ -61,6 +61,9 @@ def _store(
     keys_values: torch.Tensor, slot_mapping: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
 ) -> None:
     """keys_values: [T, 2K, D]."""
+    if len(slot_mapping) and int(slot_mapping.min()) < 0:
+        is_stored = slot_mapping >= 0
+        keys_values, slot_mapping = keys_values[is_stored], slot_mapping[is_stored]
     num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
     block, place = slot_mapping >> (block_size.bit_length() - 1), slot_mapping & (block_size - 1)
     keys_values = keys_values.to(k_cache.dtype)
