@@ -1,4 +1,4 @@
-"""Small steps over fixed buffers against plain ones; graphs themselves need a GPU, on a CPU a replay runs the body again."""
+"""Small steps over fixed buffers against plain ones. Graphs need a GPU; here a replay runs the body again."""
 
 from __future__ import annotations
 
