@@ -51,7 +51,11 @@ def run(core: EngineCore, workload: Workload, temperature: float) -> dict[str, A
     wall = time.perf_counter() - start
     core.scheduler.update_from_output = update  # type: ignore[method-assign]
     assert num_output == sum(output for _, output in workload)
+    device_ms.sort()
     return {
+        "step_ms_p50": device_ms[len(device_ms) // 2],
+        "step_ms_p99": device_ms[int(0.99 * (len(device_ms) - 1))],
+        "longest_steps_ms": device_ms[-12:],
         "wall_s": wall,
         "output_tok_s": num_output / wall,
         "input_tok_s": sum(len(ids) for ids, _ in workload) / wall,
@@ -98,7 +102,8 @@ def main() -> None:
         print(
             f"{name:10s} {best['output_tok_s']:9.1f} tok/s out {best['input_tok_s']:10.1f} in, "
             f"wall {best['wall_s']:.2f} s, {best['steps']} steps of "
-            f"{best['step_ms']:.2f} ms on the device, busy {100 * best['device_share']:.1f} %",
+            f"{best['step_ms']:.2f} ms on the device (P50 {best['step_ms_p50']:.2f}, P99 {best['step_ms_p99']:.2f}), "
+            f"busy {100 * best['device_share']:.1f} %",
             flush=True,
         )
     if args.json:

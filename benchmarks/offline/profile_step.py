@@ -1,9 +1,11 @@
-"""Where a decode step's time goes on a GPU: kernels by name.
+"""Where a step's time goes on a GPU: kernels by name.
 
     python benchmarks/offline/profile_step.py llama-3-8b --requests 64 --context 1024 [--temperature 0.6] [-o KEY=VALUE]
+    python benchmarks/offline/profile_step.py llama-3-8b --requests 64 --context 1024 --prefill
 
 Starts so many requests, lets them decode until graphs are captured, then profiles a few steps and prints microseconds a
-step for each kernel, with the sum and the step's own time between device events.
+step for each kernel, with the sum and the step's own time between device events. With ``--prefill`` the steps that
+compute the prompts are profiled, the second time they come.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("-o", "--option", action="append", default=[])
+    parser.add_argument("--prefill", action="store_true")
     args = parser.parse_args()
     options = {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in args.option)}
     config = EngineConfig.from_options(
@@ -46,13 +49,26 @@ def main() -> None:
     )
     core = build_engine_core(config)
     rng = random.Random(0)
-    for number in range(args.requests):
-        ids = [rng.randrange(1000, 100000) for _ in range(args.context)]
-        params = SamplingParams(temperature=args.temperature, max_tokens=512, ignore_eos=True, seed=number)
-        core.add_request(EngineCoreRequest(f"r{number}", ids, params, 512))
+
+    def start(name: str) -> None:
+        for number in range(args.requests):
+            ids = [rng.randrange(1000, 100000) for _ in range(args.context)]
+            num_tokens = 1 if args.prefill else 512
+            params = SamplingParams(
+                temperature=args.temperature, max_tokens=num_tokens, ignore_eos=True, seed=number
+            )
+            core.add_request(EngineCoreRequest(f"{name}{number}", ids, params, num_tokens))
+
+    start("r")
     running = core.scheduler.lifecycle
-    while len(running.running) < args.requests or any(r.num_output_tokens < 8 for r in running.running):
+    if args.prefill:
+        while core.has_work():
+            core.step()
+        start("s")
         core.step()
+    else:
+        while len(running.running) < args.requests or any(r.num_output_tokens < 8 for r in running.running):
+            core.step()
     times: list[float] = []
     update = core.scheduler.update_from_output
 

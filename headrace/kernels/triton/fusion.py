@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from headrace.kernels.op_plan import OpCall, OpPlan, Symbol
+from headrace.kernels.triton.decode_stack import stack_layers
 from headrace.kernels.triton.fused import (
     MAX_NORM_ROWS,
     can_fuse,
@@ -34,6 +35,10 @@ def fuse(plan: OpPlan, num_rows: int, dtype: torch.dtype) -> OpPlan:
     Args:
         dtype: of the activations.
     """
+    if num_rows == 1:
+        stacked = stack_layers(plan)
+        if stacked is not None:
+            return stacked
     fuser = _Fuser(plan, num_rows, dtype)
     calls = list(plan.calls)
     for rule in (fuser.linear_then_add, fuser.linear_then_act, fuser.norm_then_linear):

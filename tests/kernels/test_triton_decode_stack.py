@@ -1,0 +1,216 @@
+"""All layers of one token in one launch against the ops of the same plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from headrace.kernels.arena import Arena
+from headrace.kernels.op_plan import OpPlan, record
+from headrace.kernels.registry import Ops
+from headrace.kernels.triton.decode_stack import divide, stack_layers
+from tests.kernels.triton_setup import DEVICE, HALF, relative_error
+
+EPS, BLOCK = 1e-5, 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int = 64
+    inner: int = 96
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    layers: int = 2
+    has_qk_norm: bool = False
+    has_bias: bool = False
+    kind: str = "silu"
+    soft_cap: float | None = None
+
+
+LARGE = Shape(4096, 14336, 32, 8, 128, 3)
+SMALL = Shape(1024, 3072, 16, 8, 128, 4, has_qk_norm=True)
+
+
+class Model:
+    """Decoder layers over random weights and caches, with the contexts that a test asks for."""
+
+    def __init__(self, shape: Shape, num_blocks: int) -> None:
+        self.ops = Ops.for_device(DEVICE, "auto" if DEVICE.type == "cuda" else "reference")
+        self.arena = Arena(DEVICE)
+        self.shape = shape
+        generator = torch.Generator(DEVICE).manual_seed(0)
+
+        def weight(rows: int, columns: int) -> torch.Tensor:
+            return (torch.randn(rows, columns, generator=generator, device=DEVICE) * columns**-0.5).to(HALF)
+
+        def norm(width: int) -> torch.Tensor:
+            return torch.rand(width, generator=generator, device=DEVICE) + 0.5
+
+        width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        self.table = weight(7, shape.hidden) * shape.hidden**0.5
+        self.layers = [
+            SimpleNamespace(
+                qkv=weight(width, shape.hidden),
+                bias=weight(1, width)[0].clone() if shape.has_bias else None,
+                output=weight(shape.hidden, shape.heads * shape.head_dim),
+                gate_up=weight(2 * shape.inner, shape.hidden),
+                down=weight(shape.hidden, shape.inner),
+                norms=[norm(shape.hidden), norm(shape.hidden)],
+                q_norm=norm(shape.head_dim) if shape.has_qk_norm else None,
+                k_norm=norm(shape.head_dim) if shape.has_qk_norm else None,
+            )
+            for _ in range(shape.layers)
+        ]
+        self.last_norm = norm(shape.hidden)
+        sizes = (num_blocks, shape.layers, 2, shape.kv_heads, BLOCK, shape.head_dim)
+        self.cache = torch.randn(sizes, generator=generator, device=DEVICE).to(HALF)
+        self.caches = [(self.cache[:, index, 0], self.cache[:, index, 1]) for index in range(shape.layers)]
+        angles = torch.rand(num_blocks * BLOCK, shape.head_dim // 2, generator=generator, device=DEVICE) * 6
+        self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+        names = {
+            "hidden": shape.hidden,
+            "residual": shape.hidden,
+            "qkv": width,
+            "attended": shape.heads * shape.head_dim,
+            "gate_up": 2 * shape.inner,
+            "act": shape.inner,
+        }
+        self._buffers = [self.arena.buffer(name, size, HALF) for name, size in names.items()]
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        ops, shape = self.ops, self.shape
+        hidden, residual, qkv, attended, gate_up, act = (buffer.rows(1) for buffer in self._buffers)
+        heads, group = (shape.heads, shape.kv_heads, shape.head_dim), batch.groups[0]
+        ops.embedding(batch.input_ids, self.table, residual)
+        for index, layer in enumerate(self.layers):
+            if index == 0:
+                ops.rms_norm(residual, layer.norms[0], EPS, hidden)
+            else:
+                ops.add_rms_norm(hidden, residual, layer.norms[0], EPS, hidden)
+            caches = self.caches[index]
+            ops.linear(hidden, layer.qkv, layer.bias, qkv)
+            ops.rope_and_store(
+                qkv,
+                layer.q_norm,
+                layer.k_norm,
+                EPS,
+                self.cos_sin,
+                batch.positions,
+                group.slot_mapping,
+                *caches,
+                *heads,
+            )
+            ops.attention(qkv, *caches, group.plan, attended, *heads, 0.2, shape.soft_cap)
+            ops.linear(attended, layer.output, None, hidden)
+            ops.add_rms_norm(hidden, residual, layer.norms[1], EPS, hidden)
+            ops.linear(hidden, layer.gate_up, None, gate_up)
+            ops.gated_act(gate_up, shape.kind, act)
+            ops.linear(act, layer.down, None, hidden)
+        ops.add_rms_norm(hidden, residual, self.last_norm, EPS, hidden)
+        return hidden
+
+
+def make_batch(context: int, num_blocks: int) -> Any:
+    """One token at the end of a context, its blocks in falling order."""
+    import numpy as np
+
+    from headrace.attention.base import AttentionShape
+    from headrace.attention.metadata import AttentionMetadata
+
+    if DEVICE.type == "cuda":
+        from headrace.attention.triton import TritonBackend as Backend
+    else:
+        from headrace.attention.reference import ReferenceBackend as Backend
+    table = torch.arange(num_blocks - 1, -1, -1, dtype=torch.int32, device=DEVICE)[None, :]
+    lengths = np.array([context], np.int32)
+    metadata = AttentionMetadata(np.array([0, 1], np.int32), lengths, table, BLOCK)
+    plan = Backend(AttentionShape(4, 2, 32), DEVICE).plan(metadata)
+    last = context - 1
+    slot = (num_blocks - 1 - last // BLOCK) * BLOCK + last % BLOCK
+
+    def number(value: int) -> torch.Tensor:
+        return torch.tensor([value], device=DEVICE)
+
+    return SimpleNamespace(
+        num_tokens=1,
+        input_ids=number(3),
+        positions=number(last),
+        groups=(SimpleNamespace(slot_mapping=number(slot), plan=plan),),
+    )
+
+
+def check(shape: Shape, contexts: list[int], tolerance: float) -> None:
+    num_blocks = -(-max(contexts) // BLOCK)
+    model = Model(shape, num_blocks)
+    cache = model.cache.clone()
+    plan = record(model, make_batch(contexts[0], num_blocks))
+    stacked = stack_layers(plan)
+    assert stacked is not None and [call.name for call in stacked.calls] == [
+        "embedding",
+        "decode_stack",
+        "add_rms_norm",
+    ]
+    for context in contexts:
+        batch = make_batch(context, num_blocks)
+        results = []
+        for way in (plan, stacked):
+            model.cache.copy_(cache)
+            for buffer in way.buffers[2:]:
+                buffer.rows(1).fill_(torch.nan)
+            results.append((way.replay(batch).clone(), model.cache.clone()))
+        assert relative_error(results[1][0], results[0][0]) < tolerance
+        assert relative_error(results[1][1], results[0][1]) < tolerance
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(),
+        Shape(has_qk_norm=True, kind="gelu_tanh", layers=1),
+        Shape(hidden=40, inner=72, heads=3, kv_heads=1, has_bias=True),
+    ],
+)
+def test_the_same_as_the_ops(shape: Shape) -> None:
+    check(shape, [33, 1], 4e-3 if DEVICE.type == "cpu" else 2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [LARGE, SMALL, replace(SMALL, has_qk_norm=False, has_bias=True)])
+def test_real_widths(shape: Shape) -> None:
+    check(shape, [1, 64, 65, 1000, 5000], 2e-2)
+
+
+def names_after(change: Any) -> list[str] | None:
+    model = Model(Shape(), 2)
+    change(model)
+    stacked = stack_layers(record(model, make_batch(5, 2)))
+    return None if stacked is None else [call.name for call in stacked.calls]
+
+
+def test_layers_that_differ_are_left_alone() -> None:
+    def change(model: Model) -> None:
+        model.layers[1].q_norm = model.layers[1].k_norm = torch.ones(32, device=DEVICE)
+
+    assert names_after(change) is None
+    assert names_after(lambda model: setattr(model, "shape", replace(model.shape, soft_cap=30.0))) is None
+
+
+def test_other_plans_are_left_alone() -> None:
+    plan = record(Model(Shape(), 2), make_batch(5, 2))
+    assert stack_layers(OpPlan(plan.calls[:-1], plan.buffers, plan.result)) is None
+    assert stack_layers(OpPlan(plan.calls[:3] + plan.calls[4:], plan.buffers, plan.result)) is None
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "matrices"), [(6144, 4096, 1), (1024, 2048, 1), (14336, 4096, 2), (576, 1536, 1)]
+)
+def test_shares_cover_the_matrix_and_fill_the_device(n: int, k: int, matrices: int) -> None:
+    share = divide(n, k, 132, matrices)
+    assert share.num_tiles * share.block_n >= n and -(-k // share.block_k) * share.block_k >= k
