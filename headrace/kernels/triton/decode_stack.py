@@ -77,13 +77,14 @@ class DecodeStack:
         device, dtype = first.qkv.device, first.qkv.dtype
         self._num_programs = 1 if INTERPRETED else num_multiprocessors(device)
         self._config = _config(layers, heads, kind, self._num_programs)
+        self._shares = _shares(first, self._num_programs)
         self._places = _places(layers).to(device)
         config = self._config
         rows = heads[1] * config.max_splits * config.block_m
         self._partials = torch.empty((rows, config.head_dim), dtype=torch.float32, device=device)
         self._log_sums = torch.empty(rows, dtype=torch.float32, device=device)
         self._counters = torch.zeros(1 + heads[1], dtype=torch.int32, device=device)
-        sizes = (config.hidden, config.qkv.n, config.output.k, config.down.k)
+        sizes = (config.hidden, first.qkv.shape[0], first.output.shape[1], first.down.shape[1])
         self._spare, self._qkv, self._attended, self._act = (
             torch.empty(size, dtype=dtype, device=device) for size in sizes
         )
@@ -111,7 +112,7 @@ class DecodeStack:
             residual, hidden, self._spare, self._qkv, self._attended, self._act, first.qkv, first.norm_1,
             first.k_cache, self._places, first.cos_sin, positions, slot_mapping, plan.block_table,
             self._partials, self._log_sums, self._counters, first.k_cache.stride(0), self._scale, self._eps,
-            C=self._config, num_warps=_NUM_WARPS, **options,
+            self._config, *self._shares, num_warps=_NUM_WARPS, **options,
         )  # fmt: skip
 
 
@@ -212,7 +213,6 @@ def _config(
     first = layers[0]
     num_heads, num_kv_heads, head_dim = heads
     hidden = first.qkv.shape[1]
-    num_inner = first.gate_up.shape[0] // 2
     return StackConfig(
         num_layers=len(layers),
         hidden=hidden,
@@ -221,16 +221,23 @@ def _config(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         block_size=first.k_cache.shape[2],
-        qkv=divide(first.qkv.shape[0], hidden, num_programs),
-        output=divide(hidden, first.output.shape[1], num_programs),
-        gate_up=divide(num_inner, hidden, num_programs, num_matrices=2),
-        down=divide(hidden, num_inner, num_programs),
         is_silu=kind == "silu",
         has_qk_norm=first.q_norm is not None,
         has_bias=first.bias is not None,
         block_m=max(triton.next_power_of_2(num_heads // num_kv_heads), _MIN_DOT_ROWS),
         block_keys=_BLOCK_KEYS,
         max_splits=max(num_programs // num_kv_heads, 1),
+    )
+
+
+def _shares(layer: _Layer, num_programs: int) -> tuple[Share, Share, Share, Share]:
+    """How the four products of a layer are divided."""
+    hidden, num_inner = layer.down.shape
+    return (
+        divide(layer.qkv.shape[0], hidden, num_programs),
+        divide(hidden, layer.output.shape[1], num_programs),
+        divide(num_inner, hidden, num_programs, num_matrices=2),
+        divide(hidden, num_inner, num_programs),
     )
 
 
@@ -254,7 +261,9 @@ def _places(layers: Sequence[_Layer]) -> torch.Tensor:
     table = torch.zeros((len(layers), kernel.NUM_PLACES), dtype=torch.int64)
     for index, layer in enumerate(layers):
         for place, base, tensor in _tensors(layers[0], layer):
-            table[index, place] = _offset(base, tensor)
+            offset = _offset(base, tensor)
+            assert offset is not None, "the tensors of alike layers are aligned"
+            table[index, place] = offset
     return table
 
 

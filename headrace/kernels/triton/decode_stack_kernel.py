@@ -52,7 +52,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
-    """What the kernel is compiled for. The four shares are those of the products, in order."""
+    """What the kernel is compiled for."""
 
     num_layers: int
     hidden: int
@@ -61,10 +61,6 @@ class StackConfig:
     num_kv_heads: int
     head_dim: int
     block_size: int
-    qkv: Share
-    output: Share
-    gate_up: Share
-    down: Share
     is_silu: bool
     has_qk_norm: bool
     has_bias: bool
@@ -91,6 +87,7 @@ class StackConfig:
 # Rows of the table of places: elements from a base to each layer's own tensor.
 QKV, BIAS, OUTPUT, GATE_UP, DOWN, NORM_1, NORM_2, Q_NORM, K_NORM, K_CACHE, V_CACHE = range(11)
 NUM_PLACES = 11
+NUM_COLUMNS = tl.constexpr(NUM_PLACES)
 _QKV, _BIAS, _OUTPUT, _GATE_UP, _DOWN = (tl.constexpr(value) for value in (QKV, BIAS, OUTPUT, GATE_UP, DOWN))
 _NORM_1, _NORM_2, _Q_NORM, _K_NORM = (tl.constexpr(value) for value in (NORM_1, NORM_2, Q_NORM, K_NORM))
 _K_CACHE, _V_CACHE = (tl.constexpr(value) for value in (K_CACHE, V_CACHE))
@@ -363,14 +360,15 @@ def _attention(
 @triton.jit
 def _place(places_ptr, layer, which):
     """Where a layer's tensor begins, in elements from its base; all tensors are aligned to 16 elements."""
-    return tl.multiple_of(tl.load(places_ptr + layer * 11 + which), 16)
+    return tl.multiple_of(tl.load(places_ptr + layer * NUM_COLUMNS + which), 16)
 
 
 @triton.jit(do_not_specialize=["block_stride"])
 def decode_stack_kernel(
     residual_ptr, hidden_ptr, spare_ptr, qkv_ptr, attended_ptr, act_ptr, weights_ptr, norms_ptr, cache_ptr,
     places_ptr, cos_sin_ptr, positions_ptr, slots_ptr, table_ptr, partials_ptr, log_sums_ptr, counters_ptr,
-    block_stride, scale, eps, C: tl.constexpr,
+    block_stride, scale, eps,
+    C: tl.constexpr, QKV_S: tl.constexpr, OUTPUT_S: tl.constexpr, GATE_UP_S: tl.constexpr, DOWN_S: tl.constexpr,
 ):  # fmt: skip
     """All layers for one token.
 
@@ -383,7 +381,7 @@ def decode_stack_kernel(
     arrivals = 0
     first = tl.program_id(0)
     w_ptr = weights_ptr + _place(places_ptr, 0, _QKV)
-    qkv_tile = _load_weights(w_ptr, first * C.qkv.block_n, 0, C.qkv)
+    qkv_tile = _load_weights(w_ptr, first * QKV_S.block_n, 0, QKV_S)
     for layer in range(C.num_layers):
         w_ptr = weights_ptr + _place(places_ptr, layer, _QKV)
         has_added = layer > 0
@@ -391,10 +389,10 @@ def decode_stack_kernel(
         _normed_product(
             qkv_tile, w_ptr, weights_ptr + _place(places_ptr, layer, _BIAS),
             norms_ptr + _place(places_ptr, layer, _NORM_1), residual_ptr, hidden_ptr, has_added, scale_1, qkv_ptr,
-            C.qkv, C,
+            QKV_S, C,
         )  # fmt: skip
         w_ptr = weights_ptr + _place(places_ptr, layer, _OUTPUT)
-        output_tile = _load_weights(w_ptr, first * C.output.block_n, 0, C.output)
+        output_tile = _load_weights(w_ptr, first * OUTPUT_S.block_n, 0, OUTPUT_S)
         arrivals += num_programs
         _wait_for_all(counters_ptr, arrivals)
         _attention(
@@ -405,23 +403,23 @@ def decode_stack_kernel(
         )  # fmt: skip
         arrivals += num_programs
         _wait_for_all(counters_ptr, arrivals)
-        _product(output_tile, w_ptr, attended_ptr, hidden_ptr, C.output)
+        _product(output_tile, w_ptr, attended_ptr, hidden_ptr, OUTPUT_S)
         w_ptr = weights_ptr + _place(places_ptr, layer, _GATE_UP)
-        gate_tile = _load_weights(w_ptr, first * C.gate_up.block_n, 0, C.gate_up)
-        up_tile = _load_weights(w_ptr + C.gate_up.n * C.gate_up.k, first * C.gate_up.block_n, 0, C.gate_up)
+        gate_tile = _load_weights(w_ptr, first * GATE_UP_S.block_n, 0, GATE_UP_S)
+        up_tile = _load_weights(w_ptr + GATE_UP_S.n * GATE_UP_S.k, first * GATE_UP_S.block_n, 0, GATE_UP_S)
         arrivals += num_programs
         _wait_for_all(counters_ptr, arrivals)
         scale_2 = _inverse_rms(spare_ptr, hidden_ptr, True, residual_ptr, eps, C)
         _gated_product(
             gate_tile, up_tile, w_ptr, norms_ptr + _place(places_ptr, layer, _NORM_2), spare_ptr, hidden_ptr,
-            scale_2, act_ptr, C.gate_up, C,
+            scale_2, act_ptr, GATE_UP_S, C,
         )  # fmt: skip
         w_ptr = weights_ptr + _place(places_ptr, layer, _DOWN)
-        down_tile = _load_weights(w_ptr, first * C.down.block_n, 0, C.down)
+        down_tile = _load_weights(w_ptr, first * DOWN_S.block_n, 0, DOWN_S)
         arrivals += num_programs
         _wait_for_all(counters_ptr, arrivals)
-        _product(down_tile, w_ptr, act_ptr, hidden_ptr, C.down)
+        _product(down_tile, w_ptr, act_ptr, hidden_ptr, DOWN_S)
         following = weights_ptr + _place(places_ptr, tl.minimum(layer + 1, C.num_layers - 1), _QKV)
-        qkv_tile = _load_weights(following, first * C.qkv.block_n, 0, C.qkv)
+        qkv_tile = _load_weights(following, first * QKV_S.block_n, 0, QKV_S)
         arrivals += num_programs
         _wait_for_all(counters_ptr, arrivals)
