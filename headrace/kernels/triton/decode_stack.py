@@ -29,7 +29,8 @@ LAYER_OPS = (
 _TILE_NUMBERS = 1024 if INTERPRETED else 16384
 _BLOCK_KEYS = 16 if INTERPRETED else 64
 _MIN_DOT_ROWS = 16
-_NUM_WARPS = 16
+_NUM_WARPS = 8
+_MAX_SPLITS = 32
 _ALIGNMENT = 16
 
 
@@ -88,6 +89,7 @@ class DecodeStack:
         self._spare, self._qkv, self._attended, self._act = (
             torch.empty(size, dtype=dtype, device=device) for size in sizes
         )
+        self._normed = torch.empty((self._num_programs, config.hidden), dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -107,9 +109,10 @@ class DecodeStack:
         """
         first = self._layers[0]
         self._counters.zero_()
+        hidden.zero_()
         options = {} if INTERPRETED else {"launch_cooperative_grid": True}
         decode_stack_kernel[(self._num_programs,)](
-            residual, hidden, self._spare, self._qkv, self._attended, self._act, first.qkv, first.norm_1,
+            residual, hidden, self._spare, self._normed, self._qkv, self._attended, self._act, first.qkv, first.norm_1,
             first.k_cache, self._places, first.cos_sin, positions, slot_mapping, plan.block_table,
             self._partials, self._log_sums, self._counters, first.k_cache.stride(0), self._scale, self._eps,
             self._config, *self._shares, num_warps=_NUM_WARPS, **options,
@@ -216,7 +219,6 @@ def _config(
     return StackConfig(
         num_layers=len(layers),
         hidden=hidden,
-        block_hidden=triton.next_power_of_2(hidden),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -226,7 +228,7 @@ def _config(
         has_bias=first.bias is not None,
         block_m=max(triton.next_power_of_2(num_heads // num_kv_heads), _MIN_DOT_ROWS),
         block_keys=_BLOCK_KEYS,
-        max_splits=max(num_programs // num_kv_heads, 1),
+        max_splits=min(max(num_programs // num_kv_heads, 1), _MAX_SPLITS),
     )
 
 

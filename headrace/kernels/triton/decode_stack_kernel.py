@@ -21,7 +21,9 @@ import triton
 import triton.language as tl
 
 from headrace.kernels.triton.activation import activate
+from headrace.kernels.triton.launch import INTERPRETED
 
+IS_INTERPRETED = tl.constexpr(INTERPRETED)
 HIDDEN = tl.constexpr(-1.0e30)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -40,6 +42,11 @@ class Share:
     block_k: int
 
     @property
+    def num_rounds(self) -> int:
+        """Rounds of a row."""
+        return -(-self.k // self.block_k)
+
+    @property
     def is_even(self) -> bool:
         """Whether all rounds are whole."""
         return self.k % self.block_k == 0
@@ -56,7 +63,6 @@ class StackConfig:
 
     num_layers: int
     hidden: int
-    block_hidden: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -67,6 +73,16 @@ class StackConfig:
     block_m: int
     block_keys: int
     max_splits: int
+
+    @property
+    def block_hidden(self) -> int:
+        """Hidden size rounded up to a power of two."""
+        return 1 << (self.hidden - 1).bit_length()
+
+    @property
+    def block_splits(self) -> int:
+        """Splits rounded up to a power of two."""
+        return 1 << (self.max_splits - 1).bit_length()
 
     @property
     def group(self) -> int:
@@ -94,18 +110,67 @@ _K_CACHE, _V_CACHE = (tl.constexpr(value) for value in (K_CACHE, V_CACHE))
 
 
 @triton.jit
-def _wait_for_all(counter_ptr, target):
-    """Until all programs have come here so often that ``target`` arrivals are counted; what they wrote is seen."""
+def _arrive(counter_ptr):
+    """Count this program in, after all that it has written; one thread of it does."""
     tl.debug_barrier()
-    arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel") + 1
-    while arrived < target:
-        arrived = tl.atomic_add(counter_ptr, 0, sem="acquire")
+    if IS_INTERPRETED:
+        tl.atomic_add(counter_ptr, 1)
+    else:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred is_other;
+            .reg .u32 thread;
+            mov.u32 thread, %tid.x;
+            setp.ne.u32 is_other, thread, 0;
+            @!is_other red.release.gpu.global.add.u32 [$1], 1;
+            mov.u32 $0, 0;
+            }""",
+            "=r,l",
+            [counter_ptr],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def _wait(counter_ptr, target):
+    """Until ``target`` arrivals are counted; what those programs wrote before is seen."""
+    if not IS_INTERPRETED:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred is_other, is_early;
+            .reg .u32 thread, arrived;
+            mov.u32 thread, %tid.x;
+            setp.ne.u32 is_other, thread, 0;
+            @is_other bra finished;
+            again:
+            ld.acquire.gpu.global.u32 arrived, [$1];
+            setp.lt.u32 is_early, arrived, $2;
+            @is_early bra again;
+            finished:
+            mov.u32 $0, 0;
+            }""",
+            "=r,l,r",
+            [counter_ptr, target],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
     tl.debug_barrier()
 
 
 @triton.jit
-def _load_weights(w_ptr, first_row, k, S: tl.constexpr):
-    """[block_n, block_k] of a matrix, zeros outside; read once, so it need not stay in the caches."""
+def _tile_of(index, S: tl.constexpr):
+    """(first row, first column) of a program's tile number ``index``; all columns of some rows come in a row."""
+    row = (tl.program_id(0) + index // S.num_rounds * tl.num_programs(0)) * S.block_n
+    return row, index % S.num_rounds * S.block_k
+
+
+@triton.jit
+def _load_tile(w_ptr, index, S: tl.constexpr):
+    """A program's tile number ``index`` [block_n, block_k], zeros outside; read once, so no cache need keep it."""
+    first_row, k = _tile_of(index, S)
     row = first_row + tl.arange(0, S.block_n)
     col = k + tl.arange(0, S.block_k)
     inside = (row < S.n)[:, None]
@@ -130,15 +195,6 @@ def _load_vector(x_ptr, k, S: tl.constexpr):
 
 
 @triton.jit
-def _load_sum(x_ptr, added_ptr, has_added, k, S: tl.constexpr):
-    """fp32 columns of x plus what a product added, rounded as the residual stream is."""
-    x = _load_vector(x_ptr, k, S)
-    if has_added:
-        x = (x + _load_vector(added_ptr, k, S)).to(x_ptr.dtype.element_ty).to(tl.float32)
-    return x
-
-
-@triton.jit
 def _multiply(acc, w, x, S: tl.constexpr):
     """acc [block_n, block_k / 8] plus the products of one round, eight of a thread's own at a time."""
     product = tl.reshape(w.to(tl.float32) * x[None, :], [S.block_n, S.block_k // 8, 8])
@@ -146,96 +202,72 @@ def _multiply(acc, w, x, S: tl.constexpr):
 
 
 @triton.jit
-def _inverse_rms(x_ptr, added_ptr, has_added, sum_ptr, eps, C: tl.constexpr):
-    """1 / sqrt(mean((x + added)^2) + eps); program 0 stores the sum."""
+def _norm(x_ptr, added_ptr, sum_ptr, norm_ptr, normed_ptr, eps, C: tl.constexpr):
+    """normed = (x + added) * weight, in memory of this program alone; 1 / rms of the sum, which is still to be applied.
+
+    Program 0 stores the sum.
+    """
     col = tl.arange(0, C.block_hidden)
     inside = col < C.hidden
+    weight = tl.load(norm_ptr + col, mask=inside, other=0.0)
     x = tl.load(x_ptr + col, mask=inside, other=0.0).to(tl.float32)
-    if has_added:
-        added = tl.load(added_ptr + col, mask=inside, other=0.0).to(tl.float32)
-        x = (x + added).to(x_ptr.dtype.element_ty).to(tl.float32)
+    x = (x + tl.load(added_ptr + col, mask=inside, other=0.0).to(tl.float32)).to(x_ptr.dtype.element_ty)
     if tl.program_id(0) == 0:
-        tl.store(sum_ptr + col, x.to(sum_ptr.dtype.element_ty), mask=inside)
-    return tl.rsqrt(tl.sum(x * x, axis=0) / C.hidden + eps)
+        tl.store(sum_ptr + col, x, mask=inside)
+    x = x.to(tl.float32)
+    place = normed_ptr + tl.program_id(0) * C.hidden + col
+    tl.store(place, (x * weight).to(normed_ptr.dtype.element_ty), mask=inside)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / C.hidden + eps)
+    tl.debug_barrier()
+    return scale
 
 
 @triton.jit
-def _normed_product(
-    w,
-    w_ptr,
-    bias_ptr,
-    norm_ptr,
-    x_ptr,
-    added_ptr,
-    has_added,
-    scale,
-    out_ptr,
-    S: tl.constexpr,
-    C: tl.constexpr,
-):
-    """out = W norm(x + added) (+ bias); ``w`` is the first tile's first round, loaded already."""
+def _num_tiles(S: tl.constexpr):
+    """Tiles of this program."""
+    return tl.cdiv(S.num_tiles - tl.program_id(0), tl.num_programs(0)) * S.num_rounds
+
+
+@triton.jit
+def _product(w, w_ptr, bias_ptr, x_ptr, scale, out_ptr, S: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """out = scale * W x (+ bias); ``w`` is the first tile."""
     dtype = out_ptr.dtype.element_ty
-    for tile in range(tl.program_id(0), S.num_tiles, tl.num_programs(0)):
-        first_row = tile * S.block_n
-        acc = tl.full([S.block_n, S.block_k // 8], 0.0, tl.float32)
-        for k in range(0, S.k, S.block_k):
-            is_last = k + S.block_k >= S.k
-            next_row = tl.where(is_last, first_row + tl.num_programs(0) * S.block_n, first_row)
-            following = _load_weights(w_ptr, next_row, tl.where(is_last, 0, k + S.block_k), S)
-            x = _load_sum(x_ptr, added_ptr, has_added, k, S)
-            x = (x * scale * _load_vector(norm_ptr, k, S)).to(dtype).to(tl.float32)
-            acc = _multiply(acc, w, x, S)
-            w = following
-        row = first_row + tl.arange(0, S.block_n)
-        y = tl.sum(acc, axis=1)
-        if C.has_bias:
-            y += tl.load(bias_ptr + row, mask=row < S.n, other=0.0).to(tl.float32)
-        tl.store(out_ptr + row, y.to(dtype), mask=row < S.n)
+    acc = tl.full([S.block_n, S.block_k // 8], 0.0, tl.float32)
+    for index in range(_num_tiles(S)):
+        following = _load_tile(w_ptr, index + 1, S)
+        first_row, k = _tile_of(index, S)
+        acc = _multiply(acc, w, _load_vector(x_ptr, k, S), S)
+        w = following
+        if index % S.num_rounds == S.num_rounds - 1:
+            row = first_row + tl.arange(0, S.block_n)
+            y = tl.sum(acc, axis=1) * scale
+            if HAS_BIAS:
+                y += tl.load(bias_ptr + row, mask=row < S.n, other=0.0).to(tl.float32)
+            tl.store(out_ptr + row, y.to(dtype), mask=row < S.n)
+            acc = tl.zeros_like(acc)
 
 
 @triton.jit
-def _gated_product(
-    gate, up, w_ptr, norm_ptr, x_ptr, added_ptr, scale, out_ptr, S: tl.constexpr, C: tl.constexpr
-):
-    """out = act(W_gate norm(x + added)) * (W_up norm(x + added)); ``gate`` and ``up`` are loaded already."""
+def _gated_product(gate, up, w_ptr, x_ptr, scale, out_ptr, S: tl.constexpr, C: tl.constexpr):
+    """out = act(scale * W_gate x) * (scale * W_up x); ``gate`` and ``up`` are the first tiles."""
     dtype = out_ptr.dtype.element_ty
     up_ptr = w_ptr + S.n * S.k
-    for tile in range(tl.program_id(0), S.num_tiles, tl.num_programs(0)):
-        first_row = tile * S.block_n
-        gate_acc = tl.full([S.block_n, S.block_k // 8], 0.0, tl.float32)
-        up_acc = gate_acc
-        for k in range(0, S.k, S.block_k):
-            is_last = k + S.block_k >= S.k
-            next_row = tl.where(is_last, first_row + tl.num_programs(0) * S.block_n, first_row)
-            next_k = tl.where(is_last, 0, k + S.block_k)
-            next_gate = _load_weights(w_ptr, next_row, next_k, S)
-            next_up = _load_weights(up_ptr, next_row, next_k, S)
-            x = _load_sum(x_ptr, added_ptr, True, k, S)
-            x = (x * scale * _load_vector(norm_ptr, k, S)).to(dtype).to(tl.float32)
-            gate_acc = _multiply(gate_acc, gate, x, S)
-            up_acc = _multiply(up_acc, up, x, S)
-            gate, up = next_gate, next_up
-        row = first_row + tl.arange(0, S.block_n)
-        gated = activate(tl.sum(gate_acc, axis=1).to(dtype).to(tl.float32), C.is_silu)
-        y = gated * tl.sum(up_acc, axis=1).to(dtype).to(tl.float32)
-        tl.store(out_ptr + row, y.to(dtype), mask=row < S.n)
-
-
-@triton.jit
-def _product(w, w_ptr, x_ptr, out_ptr, S: tl.constexpr):
-    """out = W x; ``w`` is the first tile's first round, loaded already."""
-    dtype = out_ptr.dtype.element_ty
-    for tile in range(tl.program_id(0), S.num_tiles, tl.num_programs(0)):
-        first_row = tile * S.block_n
-        acc = tl.full([S.block_n, S.block_k // 8], 0.0, tl.float32)
-        for k in range(0, S.k, S.block_k):
-            is_last = k + S.block_k >= S.k
-            next_row = tl.where(is_last, first_row + tl.num_programs(0) * S.block_n, first_row)
-            following = _load_weights(w_ptr, next_row, tl.where(is_last, 0, k + S.block_k), S)
-            acc = _multiply(acc, w, _load_vector(x_ptr, k, S), S)
-            w = following
-        row = first_row + tl.arange(0, S.block_n)
-        tl.store(out_ptr + row, tl.sum(acc, axis=1).to(dtype), mask=row < S.n)
+    gate_acc = tl.full([S.block_n, S.block_k // 8], 0.0, tl.float32)
+    up_acc = gate_acc
+    for index in range(_num_tiles(S)):
+        next_gate = _load_tile(w_ptr, index + 1, S)
+        next_up = _load_tile(up_ptr, index + 1, S)
+        first_row, k = _tile_of(index, S)
+        x = _load_vector(x_ptr, k, S)
+        gate_acc = _multiply(gate_acc, gate, x, S)
+        up_acc = _multiply(up_acc, up, x, S)
+        gate, up = next_gate, next_up
+        if index % S.num_rounds == S.num_rounds - 1:
+            row = first_row + tl.arange(0, S.block_n)
+            gated = activate((tl.sum(gate_acc, axis=1) * scale).to(dtype).to(tl.float32), C.is_silu)
+            y = gated * (tl.sum(up_acc, axis=1) * scale).to(dtype).to(tl.float32)
+            tl.store(out_ptr + row, y.to(dtype), mask=row < S.n)
+            gate_acc, up_acc = tl.zeros_like(gate_acc), tl.zeros_like(up_acc)
 
 
 @triton.jit
@@ -256,105 +288,140 @@ def _rotated(heads_ptr, norm_ptr, head, is_head, cos, sin, eps, C: tl.constexpr)
 
 
 @triton.jit
-def _store_new(qkv_ptr, norm_ptr, k_ptr, v_ptr, kv_head, slot, block_stride, cos, sin, eps, C: tl.constexpr):
-    """The token's own K and V of one head into their slot, unless that is negative."""
+def _new_key(qkv_ptr, norm_ptr, kv_head, cos, sin, eps, C: tl.constexpr):
+    """([D/2], [D/2], [D]): the token's own key, in halves, and value of one head."""
     lane = tl.arange(0, C.block_m)
-    is_first = lane == 0
     head = C.num_heads + kv_head + lane * 0
-    first, second = _rotated(qkv_ptr, norm_ptr, head, is_first, cos, sin, eps, C)
-    dim = tl.arange(0, C.half)
-    place = (
-        (slot // C.block_size) * block_stride + (slot % C.block_size) * C.head_dim + kv_head * C.head_stride
-    )
-    mask = (is_first & (slot >= 0))[:, None] & (dim >= 0)[None, :]
-    target = k_ptr + place + dim[None, :] + lane[:, None] * 0
-    tl.store(target, first, mask=mask)
-    tl.store(target + C.half, second, mask=mask)
-    all_dims = tl.arange(0, C.head_dim)
-    value = tl.load(qkv_ptr + (C.num_heads + C.num_kv_heads + kv_head) * C.head_dim + all_dims)
-    tl.store(v_ptr + place + all_dims, value, mask=(all_dims >= 0) & (slot >= 0))
+    first, second = _rotated(qkv_ptr, norm_ptr, head, lane == 0, cos, sin, eps, C)  # the other rows are zero
+    value_place = (C.num_heads + C.num_kv_heads + kv_head) * C.head_dim + tl.arange(0, C.head_dim)
+    return tl.sum(first, axis=0), tl.sum(second, axis=0), tl.load(qkv_ptr + value_place)
 
 
 @triton.jit
-def _attend(q_first, q_second, k_ptr, v_ptr, table_ptr, start, end, block_stride, scale, C: tl.constexpr):
-    """(top [M], total [M], acc [M, D]): the online softmax over keys [start, end)."""
-    half, dim, lane = tl.arange(0, C.half), tl.arange(0, C.head_dim), tl.arange(0, C.block_keys)
-    top = tl.full([C.block_m], HIDDEN, tl.float32)
-    total = tl.full([C.block_m], 0.0, tl.float32)
-    acc = tl.full([C.block_m, C.head_dim], 0.0, tl.float32)
-    for first in tl.range(start, end, C.block_keys, num_stages=2):
-        key = first + lane
-        is_key = key < end
-        block = tl.load(table_ptr + key // C.block_size, mask=is_key, other=0).to(tl.int64)
-        place = block * block_stride + (key % C.block_size) * C.head_dim
-        k_place = k_ptr + place[:, None] + half[None, :]
-        k_first = tl.load(k_place, mask=is_key[:, None], other=0.0)
-        k_second = tl.load(k_place + C.half, mask=is_key[:, None], other=0.0)
-        v = tl.load(v_ptr + place[:, None] + dim[None, :], mask=is_key[:, None], other=0.0)
-        score = tl.dot(q_first, tl.trans(k_first))
-        score = tl.dot(q_second, tl.trans(k_second), score) * (scale * LOG2_E)
-        score = tl.where(is_key[None, :], score, HIDDEN)
-        new_top = tl.maximum(top, tl.max(score, axis=1))
-        weight = tl.exp2(score - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-        total = total * shrink + tl.sum(weight, axis=1)
-        acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None])
-        top = new_top
-    return top, total, acc
+def _load_keys(k_ptr, v_ptr, table_ptr, first, end, block_stride, C: tl.constexpr):
+    """([N, D/2], [N, D/2], [N, D]): keys, in halves, and values from ``first`` on, zeros from ``end`` on."""
+    key = first + tl.arange(0, C.block_keys)
+    is_key = (key < end)[:, None]
+    block = tl.load(table_ptr + key // C.block_size, mask=key < end, other=0).to(tl.int64)
+    place = (block * block_stride + (key % C.block_size) * C.head_dim)[:, None]
+    half = tl.arange(0, C.half)[None, :]
+    k_first = tl.load(k_ptr + place + half, mask=is_key, other=0.0)
+    k_second = tl.load(k_ptr + place + C.half + half, mask=is_key, other=0.0)
+    return (
+        k_first,
+        k_second,
+        tl.load(v_ptr + place + tl.arange(0, C.head_dim)[None, :], mask=is_key, other=0.0),
+    )
+
+
+@triton.jit
+def _attend(q_first, q_second, k_first, k_second, v, first, end, top, total, acc, scale, C: tl.constexpr):
+    """One round of the online softmax: (top [M], total [M], acc [M, D]) with the keys from ``first`` on."""
+    key = first + tl.arange(0, C.block_keys)
+    score = tl.dot(q_first, tl.trans(k_first))
+    score = tl.dot(q_second, tl.trans(k_second), score) * (scale * LOG2_E)
+    score = tl.where((key < end)[None, :], score, HIDDEN)
+    new_top = tl.maximum(top, tl.max(score, axis=1))
+    weight = tl.exp2(score - new_top[:, None])
+    shrink = tl.exp2(top - new_top)
+    total = total * shrink + tl.sum(weight, axis=1)
+    acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None])
+    return new_top, total, acc
 
 
 @triton.jit
 def _merge(partials_ptr, log_sums_ptr, kv_head, num_splits, out_ptr, C: tl.constexpr):
-    """The splits of one KV head's queries, weighted by their share of the whole sum, in order."""
-    m, dim = tl.arange(0, C.block_m), tl.arange(0, C.head_dim)
-    top = tl.full([C.block_m], HIDDEN, tl.float32)
-    total = tl.full([C.block_m], 0.0, tl.float32)
-    acc = tl.full([C.block_m, C.head_dim], 0.0, tl.float32)
-    for split in range(num_splits):
-        slot = (kv_head * C.max_splits + split) * C.block_m + m
-        log_sum = tl.load(log_sums_ptr + slot)
-        part = tl.load(partials_ptr + slot[:, None] * C.head_dim + dim[None, :])
-        new_top = tl.maximum(top, log_sum)
-        weight, shrink = tl.exp2(log_sum - new_top), tl.exp2(top - new_top)
-        total = total * shrink + weight
-        acc = acc * shrink[:, None] + part * weight[:, None]
-        top = new_top
-    place = out_ptr + (kv_head * C.group + m)[:, None] * C.head_dim + dim[None, :]
-    tl.store(place, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=(m < C.group)[:, None])
+    """The splits of one KV head's queries, weighted by their share of the whole sum."""
+    split, dim = tl.arange(0, C.block_splits), tl.arange(0, C.head_dim)
+    inside = split < num_splits
+    GROUP: tl.constexpr = C.group
+    for index in tl.static_range(GROUP):
+        slot = (kv_head * C.max_splits + split) * C.block_m + index
+        log_sum = tl.load(log_sums_ptr + slot, mask=inside, other=HIDDEN)
+        part = tl.load(
+            partials_ptr + slot[:, None] * C.head_dim + dim[None, :], mask=inside[:, None], other=0.0
+        )
+        weight = tl.exp2(log_sum - tl.max(log_sum, axis=0))
+        result = tl.sum(part * weight[:, None], axis=0) / tl.sum(weight, axis=0)
+        place = out_ptr + (kv_head * C.group + index) * C.head_dim + dim
+        tl.store(place, result.to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def _unit(index, length, C: tl.constexpr):
+    """(KV head, first key, end, number of splits) of a unit of attention; the cut depends on the length alone."""
+    share = tl.cdiv(tl.cdiv(length, C.max_splits), C.block_keys) * C.block_keys
+    first = index // C.num_kv_heads * share
+    return index % C.num_kv_heads, first, tl.minimum(first + share, length), tl.cdiv(length, share)
+
+
+@triton.jit
+def _load_unit(k_ptr, v_ptr, table_ptr, index, length, block_stride, C: tl.constexpr):
+    """The first cached keys and values of a unit; the token's own are not among them."""
+    kv_head, first, end, _ = _unit(index, length, C)
+    offset = kv_head * C.head_stride
+    return _load_keys(
+        k_ptr + offset, v_ptr + offset, table_ptr, first, tl.minimum(end, length - 1), block_stride, C
+    )
 
 
 @triton.jit
 def _attention(
-    qkv_ptr, q_norm_ptr, k_norm_ptr, k_ptr, v_ptr, table_ptr, cos_sin_ptr, position, slot, block_stride, scale,
-    eps, partials_ptr, log_sums_ptr, tickets_ptr, out_ptr, C: tl.constexpr,
+    k_first, k_second, v, qkv_ptr, q_norm_ptr, k_norm_ptr, k_ptr, v_ptr, table_ptr, cos, sin, length, slot,
+    block_stride, scale, eps, partials_ptr, log_sums_ptr, tickets_ptr, out_ptr, C: tl.constexpr,
 ):  # fmt: skip
-    """Attention of the token's queries over its cache and itself; the last program of a KV head merges its splits."""
-    dim, m = tl.arange(0, C.half), tl.arange(0, C.block_m)
-    cos = tl.load(cos_sin_ptr + position * C.head_dim + dim)[None, :]
-    sin = tl.load(cos_sin_ptr + position * C.head_dim + C.half + dim)[None, :]
-    length = position.to(tl.int32) + 1
-    share = tl.cdiv(tl.cdiv(length, C.max_splits), C.block_keys) * C.block_keys
-    num_splits = tl.cdiv(length, share)
+    """Attention of the token's queries over its cache and itself; the last program of a KV head merges its splits.
+
+    ``k_first``, ``k_second`` and ``v`` are the first keys and values of this program's first unit.
+    """
+    m, dim, half = tl.arange(0, C.block_m), tl.arange(0, C.head_dim), tl.arange(0, C.half)
+    _, _, _, num_splits = _unit(0, length, C)
     for unit in range(tl.program_id(0), num_splits * C.num_kv_heads, tl.num_programs(0)):
-        kv_head, split = unit % C.num_kv_heads, unit // C.num_kv_heads
-        if split == num_splits - 1:
-            _store_new(qkv_ptr, k_norm_ptr, k_ptr, v_ptr, kv_head, slot, block_stride, cos, sin, eps, C)
-            tl.debug_barrier()
+        kv_head, first, end, _ = _unit(unit, length, C)
+        offset = kv_head * C.head_stride
         head = kv_head * C.group + m
         q_first, q_second = _rotated(qkv_ptr, q_norm_ptr, head, m < C.group, cos, sin, eps, C)
-        top, total, acc = _attend(
-            q_first, q_second, k_ptr + kv_head * C.head_stride, v_ptr + kv_head * C.head_stride, table_ptr,
-            split * share, tl.minimum((split + 1) * share, length), block_stride, scale, C,
-        )  # fmt: skip
-        place = (kv_head * C.max_splits + split) * C.block_m + m
-        all_dims = tl.arange(0, C.head_dim)
-        tl.store(partials_ptr + place[:, None] * C.head_dim + all_dims[None, :], acc / total[:, None])
-        tl.store(log_sums_ptr + place, top + tl.log2(total))
-        tl.debug_barrier()
-        if tl.atomic_add(tickets_ptr + kv_head, 1, sem="acq_rel") == num_splits - 1:
+        new_first, new_second, new_v = _new_key(qkv_ptr, k_norm_ptr, kv_head, cos, sin, eps, C)
+        top = tl.full([C.block_m], HIDDEN, tl.float32)
+        total = tl.full([C.block_m], 0.0, tl.float32)
+        acc = tl.full([C.block_m, C.head_dim], 0.0, tl.float32)
+        for start in range(first, end, C.block_keys):
+            is_new = (start + tl.arange(0, C.block_keys) == length - 1)[:, None]
+            k_first = tl.where(is_new, new_first[None, :], k_first)
+            k_second = tl.where(is_new, new_second[None, :], k_second)
+            v = tl.where(is_new, new_v[None, :], v)
+            top, total, acc = _attend(
+                q_first, q_second, k_first, k_second, v, start, end, top, total, acc, scale, C
+            )
+            k_first, k_second, v = _load_keys(
+                k_ptr + offset, v_ptr + offset, table_ptr, start + C.block_keys, tl.minimum(end, length - 1),
+                block_stride, C,
+            )  # fmt: skip
+        if (end == length) & (slot >= 0):
+            place = (slot // C.block_size) * block_stride + (slot % C.block_size) * C.head_dim + offset
+            tl.store(k_ptr + place + half, new_first)
+            tl.store(k_ptr + place + C.half + half, new_second)
+            tl.store(v_ptr + place + dim, new_v)
+        result = acc / total[:, None]
+        if num_splits == 1:
+            target = out_ptr + head[:, None] * C.head_dim + dim[None, :]
+            tl.store(target, result.to(out_ptr.dtype.element_ty), mask=(m < C.group)[:, None])
+        else:
+            place = (kv_head * C.max_splits + unit // C.num_kv_heads) * C.block_m + m
+            is_query = m < C.group
+            tl.store(
+                partials_ptr + place[:, None] * C.head_dim + dim[None, :], result, mask=is_query[:, None]
+            )
+            tl.store(log_sums_ptr + place, top + tl.log2(total), mask=is_query)
             tl.debug_barrier()
-            _merge(partials_ptr, log_sums_ptr, kv_head, num_splits, out_ptr, C)
-            tl.store(tickets_ptr + kv_head, 0)
+            if tl.atomic_add(tickets_ptr + kv_head, 1, sem="acq_rel") == num_splits - 1:
+                tl.debug_barrier()
+                _merge(partials_ptr, log_sums_ptr, kv_head, num_splits, out_ptr, C)
+                tl.store(tickets_ptr + kv_head, 0)
+        if unit + tl.num_programs(0) < num_splits * C.num_kv_heads:
+            k_first, k_second, v = _load_unit(
+                k_ptr, v_ptr, table_ptr, unit + tl.num_programs(0), length, block_stride, C
+            )
 
 
 @triton.jit
@@ -363,63 +430,74 @@ def _place(places_ptr, layer, which):
     return tl.multiple_of(tl.load(places_ptr + layer * NUM_COLUMNS + which), 16)
 
 
-@triton.jit(do_not_specialize=["block_stride"])
+@triton.jit
 def decode_stack_kernel(
-    residual_ptr, hidden_ptr, spare_ptr, qkv_ptr, attended_ptr, act_ptr, weights_ptr, norms_ptr, cache_ptr,
-    places_ptr, cos_sin_ptr, positions_ptr, slots_ptr, table_ptr, partials_ptr, log_sums_ptr, counters_ptr,
-    block_stride, scale, eps,
+    residual_ptr, hidden_ptr, spare_ptr, normed_ptr, qkv_ptr, attended_ptr, act_ptr, weights_ptr, norms_ptr,
+    cache_ptr, places_ptr, cos_sin_ptr, positions_ptr, slots_ptr, table_ptr, partials_ptr, log_sums_ptr,
+    counters_ptr, block_stride, scale, eps,
     C: tl.constexpr, QKV_S: tl.constexpr, OUTPUT_S: tl.constexpr, GATE_UP_S: tl.constexpr, DOWN_S: tl.constexpr,
 ):  # fmt: skip
     """All layers for one token.
 
-    residual [E] holds the embedding and, in the end, the stream but for the last product, which is in hidden [E].
-    counters: zeros [1 + K]: arrivals, and a ticket for each KV head.
+    residual [E] holds the embedding and, in the end, the stream but for the last product, which is in hidden [E],
+    zeros at first.  normed: [P, E].  counters: zeros [1 + K]: arrivals, and a ticket for each KV head.
     """
-    position = tl.load(positions_ptr)
-    slot = tl.load(slots_ptr)
-    num_programs = tl.num_programs(0)
+    position, slot = tl.load(positions_ptr), tl.load(slots_ptr)
+    length = position.to(tl.int32) + 1
+    dim = tl.arange(0, C.half)
+    cos = tl.load(cos_sin_ptr + position * C.head_dim + dim)[None, :]
+    sin = tl.load(cos_sin_ptr + position * C.head_dim + C.half + dim)[None, :]
+    num_programs, program = tl.num_programs(0), tl.program_id(0)
     arrivals = 0
-    first = tl.program_id(0)
-    w_ptr = weights_ptr + _place(places_ptr, 0, _QKV)
-    qkv_tile = _load_weights(w_ptr, first * QKV_S.block_n, 0, QKV_S)
+    own_normed_ptr = normed_ptr + program * C.hidden
+    qkv_tile = _load_tile(weights_ptr + _place(places_ptr, 0, _QKV), 0, QKV_S)
     for layer in range(C.num_layers):
-        w_ptr = weights_ptr + _place(places_ptr, layer, _QKV)
-        has_added = layer > 0
-        scale_1 = _inverse_rms(residual_ptr, hidden_ptr, has_added, spare_ptr, eps, C)
-        _normed_product(
-            qkv_tile, w_ptr, weights_ptr + _place(places_ptr, layer, _BIAS),
-            norms_ptr + _place(places_ptr, layer, _NORM_1), residual_ptr, hidden_ptr, has_added, scale_1, qkv_ptr,
-            QKV_S, C,
-        )  # fmt: skip
+        k_ptr = cache_ptr + _place(places_ptr, layer, _K_CACHE)
+        v_ptr = cache_ptr + _place(places_ptr, layer, _V_CACHE)
+        norm_ptr = norms_ptr + _place(places_ptr, layer, _NORM_1)
+        inverse_rms = _norm(residual_ptr, hidden_ptr, spare_ptr, norm_ptr, normed_ptr, eps, C)
+        w_ptr, bias_ptr = (
+            weights_ptr + _place(places_ptr, layer, _QKV),
+            weights_ptr + _place(places_ptr, layer, _BIAS),
+        )
+        _product(qkv_tile, w_ptr, bias_ptr, own_normed_ptr, inverse_rms, qkv_ptr, QKV_S, C.has_bias)
+
+        _arrive(counters_ptr)
+        k_first, k_second, v = _load_unit(k_ptr, v_ptr, table_ptr, program, length, block_stride, C)
         w_ptr = weights_ptr + _place(places_ptr, layer, _OUTPUT)
-        output_tile = _load_weights(w_ptr, first * OUTPUT_S.block_n, 0, OUTPUT_S)
+        output_tile = _load_tile(w_ptr, 0, OUTPUT_S)
         arrivals += num_programs
-        _wait_for_all(counters_ptr, arrivals)
+        _wait(counters_ptr, arrivals)
         _attention(
-            qkv_ptr, norms_ptr + _place(places_ptr, layer, _Q_NORM), norms_ptr + _place(places_ptr, layer, _K_NORM),
-            cache_ptr + _place(places_ptr, layer, _K_CACHE), cache_ptr + _place(places_ptr, layer, _V_CACHE),
-            table_ptr, cos_sin_ptr, position, slot, block_stride, scale, eps, partials_ptr, log_sums_ptr,
-            counters_ptr + 1, attended_ptr, C,
+            k_first, k_second, v, qkv_ptr, norms_ptr + _place(places_ptr, layer, _Q_NORM),
+            norms_ptr + _place(places_ptr, layer, _K_NORM), k_ptr, v_ptr, table_ptr, cos, sin, length, slot,
+            block_stride, scale, eps, partials_ptr, log_sums_ptr, counters_ptr + 1, attended_ptr, C,
         )  # fmt: skip
+
+        _arrive(counters_ptr)
         arrivals += num_programs
-        _wait_for_all(counters_ptr, arrivals)
-        _product(output_tile, w_ptr, attended_ptr, hidden_ptr, OUTPUT_S)
+        _wait(counters_ptr, arrivals)
+        _product(output_tile, w_ptr, w_ptr, attended_ptr, 1.0, hidden_ptr, OUTPUT_S, False)
+
+        _arrive(counters_ptr)
         w_ptr = weights_ptr + _place(places_ptr, layer, _GATE_UP)
-        gate_tile = _load_weights(w_ptr, first * GATE_UP_S.block_n, 0, GATE_UP_S)
-        up_tile = _load_weights(w_ptr + GATE_UP_S.n * GATE_UP_S.k, first * GATE_UP_S.block_n, 0, GATE_UP_S)
+        gate_tile = _load_tile(w_ptr, 0, GATE_UP_S)
+        up_tile = _load_tile(w_ptr + GATE_UP_S.n * GATE_UP_S.k, 0, GATE_UP_S)
+        norm_ptr = norms_ptr + _place(places_ptr, layer, _NORM_2)
         arrivals += num_programs
-        _wait_for_all(counters_ptr, arrivals)
-        scale_2 = _inverse_rms(spare_ptr, hidden_ptr, True, residual_ptr, eps, C)
-        _gated_product(
-            gate_tile, up_tile, w_ptr, norms_ptr + _place(places_ptr, layer, _NORM_2), spare_ptr, hidden_ptr,
-            scale_2, act_ptr, GATE_UP_S, C,
-        )  # fmt: skip
+        _wait(counters_ptr, arrivals)
+        inverse_rms = _norm(spare_ptr, hidden_ptr, residual_ptr, norm_ptr, normed_ptr, eps, C)
+        _gated_product(gate_tile, up_tile, w_ptr, own_normed_ptr, inverse_rms, act_ptr, GATE_UP_S, C)
+
+        _arrive(counters_ptr)
         w_ptr = weights_ptr + _place(places_ptr, layer, _DOWN)
-        down_tile = _load_weights(w_ptr, first * DOWN_S.block_n, 0, DOWN_S)
+        down_tile = _load_tile(w_ptr, 0, DOWN_S)
         arrivals += num_programs
-        _wait_for_all(counters_ptr, arrivals)
-        _product(down_tile, w_ptr, act_ptr, hidden_ptr, DOWN_S)
-        following = weights_ptr + _place(places_ptr, tl.minimum(layer + 1, C.num_layers - 1), _QKV)
-        qkv_tile = _load_weights(following, first * QKV_S.block_n, 0, QKV_S)
+        _wait(counters_ptr, arrivals)
+        _product(down_tile, w_ptr, w_ptr, act_ptr, 1.0, hidden_ptr, DOWN_S, False)
+
+        _arrive(counters_ptr)
+        following = tl.minimum(layer + 1, C.num_layers - 1)
+        qkv_tile = _load_tile(weights_ptr + _place(places_ptr, following, _QKV), 0, QKV_S)
         arrivals += num_programs
-        _wait_for_all(counters_ptr, arrivals)
+        _wait(counters_ptr, arrivals)
