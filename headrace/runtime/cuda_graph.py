@@ -46,6 +46,19 @@ class EagerModel(Protocol):
     def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] float32."""
 
+    def stage_buffers(self, num_tokens: int) -> tuple[torch.Tensor, ...]:
+        """What passes between stages of a pipeline."""
+
+
+class Link(Protocol):
+    """To the neighbouring stages (``parallel.pipeline.PipelineLink``); activations cross outside of graphs."""
+
+    def receive(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Fill the tensors with what the stage before sends."""
+
+    def send(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Send them to the stage after."""
+
 
 class StepKind(NamedTuple):
     """Steps that share a graph.
@@ -87,6 +100,8 @@ class GraphedSteps:
         sampling: a ``sampling`` module of ``headrace.kernels``.
         optimize: (a recorded forward, its number of tokens) -> a plan of fewer ops that gives the same.
         capture: makes a graph.
+        picks: the model has a head, so that graphs of decodes pick tokens.
+        link: to the neighbours of a pipeline's stage.
     """
 
     def __init__(
@@ -101,6 +116,8 @@ class GraphedSteps:
         sampling: Any,
         optimize: Callable[[OpPlan, int], OpPlan],
         capture: Capture,
+        picks: bool = True,
+        link: Link | None = None,
     ) -> None:
         self._model = model
         self._states = states
@@ -109,6 +126,8 @@ class GraphedSteps:
         self._sampling = sampling
         self._optimize = optimize
         self._capture = capture
+        self._picks = picks
+        self._link = link
         self._buckets = [size for size in BUCKETS if size <= max_tokens]
         self._max_requests = max_requests
         device = states.tokens.tensor.device
@@ -133,7 +152,7 @@ class GraphedSteps:
         plans = self._plan(step, views)
         if plans is None:
             return None
-        is_decode = step.is_decode and bucket <= len(self._rows)
+        is_decode = step.is_decode and self._picks and bucket <= len(self._rows)
         wishes = self._states.sampling
         draw = wishes.plain_draw(step.sampled_slots, step.sampled_positions) if is_decode else None
         self._inputs.fill(step, bucket, draw)
@@ -142,7 +161,11 @@ class GraphedSteps:
         self._batch = ForwardBatch(
             bucket, views.ids, views.positions, tuple(GroupBatch(mapping, plan) for mapping, plan in groups)
         )
+        if self._link is not None:
+            self._link.receive(self._model.stage_buffers(step.num_tokens))
         self._run(kind)
+        if self._link is not None:
+            self._link.send(self._model.stage_buffers(step.num_tokens))
         return self._result(step, kind, views, is_picked=is_decode and wishes.is_plain(step.sampled_slots))
 
     def _plan(self, step: StepLayout, views: InputViews) -> list[AttentionPlan] | None:
