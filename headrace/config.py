@@ -103,6 +103,11 @@ class SharingConfig:
     max_prefix_length: int | None = knob(
         None, "tokens of a beginning read together at most; no limit by default"
     )
+    host_cache_bytes: int = knob(
+        0, "host memory for cached blocks that the device has no room for; 0 is none"
+    )
+    disk_cache_path: str | None = knob(None, "folder for cached blocks in files, which outlive the process")
+    disk_cache_bytes: int = knob(16 << 30, "bytes of files for one model in disk_cache_path at most")
 
 
 @dataclass(frozen=True)
@@ -297,6 +302,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "cascade_min_requests": (2, 65536),
     "cascade_min_share": (0.0, 1.0),
     "max_prefix_length": (1, 1 << 24),
+    "host_cache_bytes": (0, 1 << 50),
+    "disk_cache_bytes": (1, 1 << 60),
     "tensor_parallel_size": (1, 1024),
     "pipeline_parallel_size": (1, 1024),
     "rank_timeout_s": (0.5, 1e6),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 from headrace.core.block_pool import BlockPool
 from headrace.core.interfaces import CacheTier
 from headrace.core.leaf_queue import LeafQueue
@@ -22,6 +20,7 @@ class Evictor:
     idle: {idle block: access time}, oldest first.
     pinned: {block: number of copies of the step being scheduled that read it}.
     in_transfer: blocks that the tier took and has not released.
+    loading: blocks of requests that the tier fills, also after their request is gone.
     num_unlocked: positions (blocks a group) of nodes without locks.
     """
 
@@ -32,6 +31,7 @@ class Evictor:
         self.idle: dict[int, int] = {}
         self.pinned: dict[int, int] = {}
         self.in_transfer: set[int] = set()
+        self.loading: set[int] = set()
         self.num_unlocked = 0
         self.num_evicted_blocks = 0
         self._pool = pool
@@ -160,7 +160,7 @@ class Evictor:
         sole = [block if block >= 0 and ref_count[block] == 1 else -1 for block in position]
         namespace, path = self._tree.path_tokens(node)
         prefix = path[: len(path) - (node.num_blocks - 1 - index) * self._tree.block_bytes]
-        if max(sole) >= 0 and self._tier.on_evict(namespace, array("I", prefix).tolist(), sole):
+        if max(sole) >= 0 and self._tier.on_evict(namespace, prefix, sole):
             self._pool.incref(sole)
             self.in_transfer.update(block for block in sole if block >= 0)
 

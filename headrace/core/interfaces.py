@@ -55,8 +55,8 @@ class CacheTier(Protocol):
     A tier that takes blocks becomes their owner ("a transfer") until it calls ``KVCacheManager.release_transfer``.
     """
 
-    def on_evict(self, namespace: str, token_ids: list[int], block_ids: list[int]) -> bool:
-        """Blocks (one per KV group, -1 where absent) of the last block of prefix ``token_ids`` leave the tree.
+    def on_evict(self, namespace: str, prefix: bytes, block_ids: list[int]) -> bool:
+        """Blocks (one per KV group, -1 where absent) of the last block of ``prefix`` (uint32 tokens) leave the tree.
         True: the tier owns them until it releases them. False: they are freed."""
 
     def match(self, request: Request, num_cached_tokens: int) -> tuple[int, bool]:
@@ -66,7 +66,67 @@ class CacheTier(Protocol):
         """Begin to fill the request's blocks; ``poll_loaded`` tells when they are ready."""
 
     def poll_loaded(self) -> list[tuple[str, int]]:
-        """[(request id, tokens loaded)] of loads that ended since the last call; 0 tokens is a failed load."""
+        """[(request id, tokens loaded)] of loads that ended since the last call; 0 tokens is a failed load. Called
+        once a step."""
+
+
+class Transfer(Protocol):
+    """A move of blocks that goes on beside the engine's thread; ``is_done`` is set last.
+
+    num_done: blocks moved, counted from the first; fewer than asked for when something failed.
+    """
+
+    is_done: bool
+    num_done: int
+    elapsed_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadItem:
+    """A block to load into device block ``block`` by way of a host slot, which a file fills first if ``is_on_disk``."""
+
+    key: bytes
+    slot: int
+    block: int
+    is_on_disk: bool
+
+
+class DiskBlocks(Protocol):
+    """Blocks in files, by key."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, key: object) -> bool: ...
+
+    def read(self, key: bytes, out: memoryview) -> bool:
+        """Fill ``out`` with a block; False if the file cannot be used."""
+
+    def write(self, key: bytes, payload: memoryview) -> Transfer | None:
+        """Begin to write a block, whose bytes must stay until it is done; None if it is not written."""
+
+    def clear(self) -> None:
+        """Remove all files."""
+
+    def shutdown(self) -> None:
+        """Write what waits, then stop."""
+
+
+class HostBlocks(Protocol):
+    """Slots of host memory, each holding one block, and the copies between them and the device."""
+
+    num_slots: int
+
+    def view(self, slot: int) -> memoryview:
+        """The bytes of one slot."""
+
+    def store(self, block: int, slot: int) -> Transfer:
+        """Begin to copy a device block into a slot; perhaps done on return."""
+
+    def load(self, items: list[LoadItem], files: DiskBlocks | None) -> Transfer:
+        """Begin to copy slots into device blocks, those on disk read first; it ends at the first that fails."""
+
+    def shutdown(self) -> None:
+        """Wait for the copies under way."""
 
 
 class Advance(NamedTuple):

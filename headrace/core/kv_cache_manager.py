@@ -259,6 +259,17 @@ class KVCacheManager:
         """A tier is done with blocks that it took in ``CacheTier.on_evict``; -1 entries are skipped."""
         self.cache.release_transfer(block_ids)
 
+    def hold_loading(self, block_ids: list[int]) -> None:
+        """A tier begins to fill blocks of a request: they are nobody else's until ``release_loading``, even if the
+        request is cancelled meanwhile."""
+        self.pool.incref(block_ids)
+        self.cache.evictor.loading.update(block_ids)
+
+    def release_loading(self, block_ids: list[int]) -> None:
+        """The blocks are filled, or will not be."""
+        self.cache.evictor.loading.difference_update(block_ids)
+        self.pool.decref(block_ids)
+
     def reset_prefix_cache(self) -> bool:
         """Drop all that no running request uses; True if nothing is left in the cache."""
         return self.cache.reset()

@@ -21,6 +21,7 @@ def check_ledger(cache: RadixCache, admitted: list[Request], requests: list[Requ
     assert not strange, f"requests held by only one of manager and scheduler: {sorted(strange)}"
     owners: Counter[int] = Counter(cache.evictor.pinned)
     owners.update(cache.evictor.in_transfer)
+    owners.update(cache.evictor.loading)
     for request in admitted:
         _check_request(cache, request)
         for table in request.block_table:

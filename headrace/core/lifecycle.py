@@ -76,6 +76,7 @@ class Lifecycle:
         """Requests whose wait is over go on: those that hold blocks run, the others queue."""
         for request in self.preparation.take_ready():
             if request.block_table:
+                self.kv.commit(request)
                 self.start(request, "loaded")
             else:
                 request.move_to(RequestStatus.QUEUED, self.clock(), "prepared")

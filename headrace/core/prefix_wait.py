@@ -9,6 +9,8 @@ from headrace.core.request import Request, RequestStatus
 MIN_SAVED_TOKENS = 64
 """A request waits only if that spares it so many tokens."""
 
+_COMPUTING = (RequestStatus.RUNNING, RequestStatus.PREPARING)  # preparing: a cache tier fills its blocks
+
 
 def computing_prefix_of(
     request: Request, num_cached_tokens: int, running: Iterable[Request]
@@ -16,7 +18,8 @@ def computing_prefix_of(
     """The test that says when ``request`` should start, if a running request is computing a beginning of its prompt
     beyond what the cache holds; None if it has nothing to wait for.
 
-    It waits until the shared tokens are committed, or until the other request stops running.
+    It waits until the shared tokens are committed, or until the other request stops running. ``running`` may name
+    requests whose blocks are being loaded, too.
     """
     limit = request.max_cached_tokens
     for other in running:
@@ -30,7 +33,7 @@ def computing_prefix_of(
 
 def _ready_when(other: Request, num_tokens: int) -> Callable[[Request], bool]:
     def is_ready(request: Request) -> bool:
-        return other.status is not RequestStatus.RUNNING or other.num_committed_tokens >= num_tokens
+        return other.status not in _COMPUTING or other.num_committed_tokens >= num_tokens
 
     return is_ready
 

@@ -46,7 +46,7 @@ class TierLoads:
 
     def __init__(self, tier: CacheTier) -> None:
         self._tier = tier
-        self._bases: dict[str, int] = {}
+        self._bases: dict[str, tuple[Request, int]] = {}
         self._loaded: dict[str, int] = {}
 
     def match(self, request: Request, num_cached_tokens: int) -> tuple[int, bool]:
@@ -56,18 +56,32 @@ class TierLoads:
 
     def start(self, request: Request, base: int, num_tokens: int) -> None:
         """Begin to load tokens [base, base + num_tokens)."""
-        self._bases[request.request_id] = base
+        self._bases[request.request_id] = (request, base)
         self._tier.start_load(request, base, num_tokens)
 
     def finish_sync(self, request: Request) -> None:
         """A load that is not asynchronous is in place when ``start`` returns."""
+        self.poll()
         self.is_loaded(request)
+
+    def poll(self) -> None:
+        """Hear of loads that ended, and forget those whose request was cancelled. Called once a step."""
+        self._loaded.update(self._tier.poll_loaded())
+        for name in [
+            name for name in self._loaded if name not in self._bases or self._bases[name][0].is_finished
+        ]:
+            self._bases.pop(name, None)
+            del self._loaded[name]
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while a load goes on."""
+        return bool(self._bases)
 
     def is_loaded(self, request: Request) -> bool:
         """True once the load ended; sets how far the request's KV has got (no further, if the load failed)."""
-        self._loaded.update(self._tier.poll_loaded())
         if request.request_id not in self._loaded:
             return False
-        done = self._bases.pop(request.request_id) + self._loaded.pop(request.request_id)
+        done = self._bases.pop(request.request_id)[1] + self._loaded.pop(request.request_id)
         request.num_computed_tokens = request.num_committed_tokens = request.num_cached_tokens = done
         return True

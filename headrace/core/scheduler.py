@@ -43,6 +43,7 @@ class Scheduler:
         *,
         sharing: SharingConfig | None = None,
         tier: CacheTier | None = None,
+        cost_model: CostModel | None = None,
         clock: Clock = time.monotonic,
         num_micro_batches: int = 1,
     ) -> None:
@@ -50,7 +51,7 @@ class Scheduler:
         self.config = config
         self.kv = kv
         self.clock = clock
-        self.cost_model = CostModel()
+        self.cost_model = cost_model or CostModel()
         self.cascade = CascadePlanner(sharing or SharingConfig(), kv.block_size, self.cost_model)
         self.policy = Policy(config.policy)
         self.batching = make_batching(config.batching, self.cost_model, config.max_stall_ms)
@@ -92,6 +93,8 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """Compose the next step; None when nothing can run before results of earlier steps come in."""
         step = Step(self.last_step_id + 1, self.cascade.num_saved_tokens)
+        if self.tier_loads is not None:
+            self.tier_loads.poll()
         self.lifecycle.collect_prepared()
         if self.policy.is_priority:
             self._make_way_for_urgent(step)
@@ -230,7 +233,8 @@ class Scheduler:
     def _prefix_to_wait_for(self, request: Request, match: PrefixMatch) -> Callable[[Request], bool] | None:
         if not self.kv.is_prefix_caching_enabled or request.timeline.num_preemptions:
             return None
-        return computing_prefix_of(request, match.num_tokens, self.lifecycle.running)
+        loading = [other for other in self.lifecycle.preparation if other.block_table]
+        return computing_prefix_of(request, match.num_tokens, [*self.lifecycle.running, *loading])
 
     def _fits(self, request: Request, num_cached_blocks: int) -> bool:
         """True if memory holds the request beside what is promised to the running ones."""

@@ -11,9 +11,11 @@ from typing import NoReturn
 
 from headrace.checkpoint import load_architecture, resolve_model
 from headrace.config import EngineConfig, ParallelConfig
+from headrace.core.cost_model import CostModel
 from headrace.core.interfaces import Executor
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.scheduler import Scheduler
+from headrace.engine.cache_tiers import make_tiers
 from headrace.engine.constraints import Constraints
 from headrace.engine.engine_core import EngineCore
 from headrace.engine.grammar_vocabulary import load_grammar_vocabulary
@@ -88,13 +90,18 @@ def with_device_defaults(config: EngineConfig) -> EngineConfig:
 
 def assemble(config: EngineConfig, executor: Executor) -> EngineCore:
     """An engine core over a given executor."""
+    cost_model = CostModel()
+    tiers = make_tiers(config.sharing, executor, config.cache.block_size, cost_model)
     kv = KVCacheManager(
         executor.kv_cache_specs(),
         executor.num_kv_blocks(),
         config.cache.block_size,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         min_copy_tokens=config.cache.min_copy_tokens,
+        tier=tiers,
     )
+    if tiers is not None:
+        tiers.attach(kv)
     constraints = Constraints(
         partial(load_grammar_vocabulary, config.model),
         max_compile_s=config.structured.max_grammar_compile_s,
@@ -105,6 +112,8 @@ def assemble(config: EngineConfig, executor: Executor) -> EngineCore:
         config.scheduler,
         kv,
         sharing=config.sharing,
+        tier=tiers,
+        cost_model=cost_model,
         num_micro_batches=config.scheduler.steps_outstanding if has_stages else 1,
     )
-    return EngineCore(scheduler, executor, mask_source=constraints, seed=config.model.seed)
+    return EngineCore(scheduler, executor, mask_source=constraints, tiers=tiers, seed=config.model.seed)

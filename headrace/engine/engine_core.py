@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ import msgspec
 
 from headrace.core import fork
 from headrace.core.beam_search import BeamSearch
+from headrace.core.cache_tiers import TieredCache
 from headrace.core.completion import finish
 from headrace.core.interfaces import Executor, MaskSource
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
@@ -38,6 +40,12 @@ class EngineStats(msgspec.Struct):
     num_constraint_violations: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
+    num_host_blocks: int = 0
+    num_disk_blocks: int = 0
+    host_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
+    num_stored_blocks: int = 0
+    num_failed_blocks: int = 0
 
     @property
     def kv_cache_usage(self) -> float:
@@ -45,11 +53,16 @@ class EngineStats(msgspec.Struct):
         return self.num_held_blocks / self.num_kv_blocks
 
 
+_LOAD_LOOK_S = 5e-4
+"""How often an engine that has nothing to compute looks whether blocks have come from a tier."""
+
+
 class EngineCore:
     """Runs steps over an executor, keeping up to ``max_steps_outstanding`` of them in flight.
 
     Args:
         mask_source: gives grammar masks between a step's two calls; None refuses requests with a constraint.
+        tiers: the cache tiers that the scheduler uses; told of resets, and ended with the engine.
         seed: of the random streams of requests that bring no seed; None draws one.
     """
 
@@ -59,11 +72,13 @@ class EngineCore:
         executor: Executor,
         *,
         mask_source: MaskSource | None = None,
+        tiers: TieredCache | None = None,
         seed: int | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self._mask_source = mask_source
+        self._tiers = tiers
         self._constrained = ConstrainedSteps(scheduler, mask_source) if mask_source is not None else None
         self._seeds = random.Random(seed)
         self._max_outstanding = scheduler.config.steps_outstanding
@@ -177,6 +192,9 @@ class EngineCore:
             self._take_in_oldest()
         elif not self._in_flight and self._mask_source is not None and not self._pending:
             self._mask_source.wait_prepared()
+        loads = self.scheduler.tier_loads
+        if loads is not None and loads.is_waiting and not self._in_flight and not self._pending:
+            time.sleep(_LOAD_LOOK_S)  # nothing to compute until blocks have come from a tier
         news, self._pending = self._pending, []
         return news
 
@@ -222,7 +240,9 @@ class EngineCore:
             del self._families[request_id]
 
     def reset_prefix_cache(self) -> bool:
-        """Drop every cached block that no request uses; True if the cache is empty now."""
+        """Drop every cached block that no request uses, in all tiers; True if the device's cache is empty now."""
+        if self._tiers is not None:
+            self._tiers.reset()
         return self.scheduler.kv.reset_prefix_cache()
 
     def stats(self) -> EngineStats:
@@ -244,11 +264,14 @@ class EngineCore:
             num_constraint_violations=self._constrained.num_violations if self._constrained else 0,
             prefix_query_tokens=cache.num_query_tokens,
             prefix_hit_tokens=cache.num_hit_tokens,
+            **({} if self._tiers is None else msgspec.structs.asdict(self._tiers.stats())),
         )
 
     def shutdown(self) -> None:
         """Stop the executor. Requests still running get no more outputs."""
         self._in_flight.clear()
+        if self._tiers is not None:
+            self._tiers.shutdown()
         if self._mask_source is not None:
             self._mask_source.shutdown()
         self.executor.shutdown()

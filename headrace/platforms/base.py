@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 import torch
@@ -23,6 +24,16 @@ class DeviceEvent(Protocol):
 
     def elapsed_ms(self, end: DeviceEvent) -> float:
         """Milliseconds between this mark and ``end``, both completed."""
+
+
+class CopyStream(Protocol):
+    """A queue of the device beside the one that computes."""
+
+    def use(self) -> AbstractContextManager[object]:
+        """Within it, the thread's copies go into this queue."""
+
+    def wait(self) -> None:
+        """Block the host until the queue is empty."""
 
 
 class Platform(Protocol):
@@ -75,6 +86,9 @@ class Platform(Protocol):
 
     def new_event(self) -> DeviceEvent:
         """An event, not yet recorded."""
+
+    def new_copy_stream(self) -> CopyStream | None:
+        """A queue for copies beside the one that computes; None where copies are the host's own work."""
 
 
 def device_type(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:

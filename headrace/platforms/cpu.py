@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from headrace.platforms.base import DeviceEvent, DTypeName
+from headrace.platforms.base import CopyStream, DeviceEvent, DTypeName
 from headrace.platforms.host_limits import HostLimits
 
 # What Linux calls instructions that multiply bf16 matrices: x86 (AVX-512 BF16, AMX), Arm.
@@ -67,6 +67,10 @@ class CPUPlatform:
     def new_event(self) -> DeviceEvent:
         """A clock reading to be taken."""
         return _ClockEvent()
+
+    def new_copy_stream(self) -> CopyStream | None:
+        """None: the host copies."""
+        return None
 
     def _has_fast_bf16(self) -> bool:
         return not _BF16_FLAGS.isdisjoint(self._limits.cpu_flags())

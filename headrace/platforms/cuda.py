@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 
 from headrace.errors import ConfigError
-from headrace.platforms.base import DeviceEvent, DTypeName
+from headrace.platforms.base import CopyStream, DeviceEvent, DTypeName
 from headrace.platforms.host_limits import HostLimits
 
 _MIN_BF16_CAPABILITY = (8, 0)
@@ -95,6 +96,10 @@ class CUDAPlatform:
         """A CUDA event that keeps the time."""
         return _CUDAEvent()
 
+    def new_copy_stream(self) -> CopyStream:
+        """A CUDA stream."""
+        return _CUDACopyStream(self.device)
+
 
 def graph_ms(call: Callable[[], None], num_calls: int = 20, num_replays: int = 5) -> float:
     """Milliseconds of one ``call`` on the current device when it runs many times in a CUDA graph: without the host."""
@@ -122,6 +127,17 @@ def _why_no_cuda() -> str:
 
 def _version(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
+
+
+class _CUDACopyStream:
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def use(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
+
+    def wait(self) -> None:
+        self._stream.synchronize()
 
 
 class _CUDAEvent:

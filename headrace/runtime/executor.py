@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from headrace.config import EngineConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, SchedulerOutput
 from headrace.core.token_mask import TokenMask
 from headrace.errors import EngineDeadError
+
+if TYPE_CHECKING:
+    from headrace.kv_transfer.host_memory import HostMemory
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,12 @@ class StepWorker(Protocol):
 
     def sample_tokens(self, mask: TokenMask | None) -> PendingStep:
         """Queue the sampling of it on the device."""
+
+    def open_host_memory(self, num_bytes: int) -> HostMemory:
+        """Host memory for KV blocks."""
+
+    def cache_fingerprint(self) -> bytes:
+        """What the bytes of a KV block depend on."""
 
     def shutdown(self) -> None:
         """Free the device."""
@@ -93,6 +102,14 @@ class InProcessExecutor:
     def num_kv_blocks(self) -> int:
         """Blocks that were allocated on the device."""
         return self._worker.num_kv_blocks()
+
+    def open_host_memory(self, num_bytes: int) -> HostMemory:
+        """Host memory that KV blocks can be copied to and from, beside steps. Raises ConfigError."""
+        return self._worker.open_host_memory(num_bytes)
+
+    def cache_fingerprint(self) -> bytes:
+        """16 bytes that tell apart what the bytes of a KV block mean."""
+        return self._worker.cache_fingerprint()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[None]:
         """Start the forward of one step. Raises EngineDeadError if an earlier step failed."""

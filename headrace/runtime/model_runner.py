@@ -105,7 +105,7 @@ class ModelRunner:
         sampling_kernels: Any = reference_sampling,
     ) -> None:
         self._model = model
-        self._kv_cache = kv_cache
+        self.kv_cache = kv_cache
         self._device = kv_cache.blocks.device
         self._max_logits_rows = max_logits_rows
         self.states = RequestStates(
@@ -173,7 +173,7 @@ class ModelRunner:
             table = np.array(
                 [(copy.src, copy.dst, copy.num_tokens) for copy in output.block_copies], np.int64
             )
-            self._kv_cache.copy_blocks(*upload(list(table.T.copy()), self._device))
+            self.kv_cache.copy_blocks(*upload(list(table.T.copy()), self._device))
 
     def _sample(
         self, step: StepLayout, result: StepResult, mask: TokenMask | None

@@ -18,6 +18,8 @@ from headrace.core.token_mask import TokenMask
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan
 from headrace.kernels.registry import Ops, kernel_kinds, load_kernels
+from headrace.kv_transfer.fingerprint import fingerprint
+from headrace.kv_transfer.host_memory import HostMemory
 from headrace.layers.context import LayerContext
 from headrace.loader.base import open_weights
 from headrace.models.causal_lm import CausalLM
@@ -91,6 +93,7 @@ class Worker:
         num_threads = max(1, self._platform.default_num_threads() // world.num_local_ranks)
         torch.set_num_threads(device.threads or num_threads)
         source = resolve_model(model.model, revision=model.revision)
+        self._source, self._model_config = source, model
         self._arch = arch = load_architecture(source)
         self.max_model_len = resolve_max_model_len(model.max_model_len, arch, model.model)
         self.dtype = self._platform.resolve_dtype(model.dtype, arch.torch_dtype)
@@ -143,6 +146,18 @@ class Worker:
         if isinstance(self._runner, EarlyStageRunner):
             for step in steps:
                 self._runner.take_tokens(step)
+
+    def open_host_memory(self, num_bytes: int) -> HostMemory:
+        """Host memory that KV blocks can be copied to and from, beside steps. Raises ConfigError."""
+        assert self._runner is not None, "the worker was shut down"
+        return HostMemory(self._runner.kv_cache.blocks, num_bytes, self._platform.new_copy_stream())
+
+    def cache_fingerprint(self) -> bytes:
+        """16 bytes of all that the bytes of a KV block depend on."""
+        layout = (self._specs, self._num_kv_heads, self._arch.head_dim, self._cache.block_size)
+        types = (self.dtype, self.kv_dtype, self._cache.kv_cache_dtype)
+        weights = (self._model_config.load_format, self._model_config.seed)
+        return fingerprint(self._source.path, (self._arch, layout, types, weights))
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run a step's forward."""

@@ -92,7 +92,8 @@ class TokenTier:
         self.taken: list[tuple[list[int], list[list[Content | None]]]] = []
         self.num_offered = 0
 
-    def on_evict(self, namespace: str, token_ids: list[int], block_ids: list[int]) -> bool:
+    def on_evict(self, namespace: str, prefix: bytes, block_ids: list[int]) -> bool:
+        token_ids = list(memoryview(prefix).cast("I"))
         assert self.simulation is not None
         self.num_offered += 1
         size = self.simulation.kv.block_size

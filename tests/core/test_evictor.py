@@ -22,7 +22,8 @@ class Offers:
         self.takes = takes
         self.offers: list[tuple[list[int], list[int]]] = []
 
-    def on_evict(self, namespace: str, token_ids: list[int], block_ids: list[int]) -> bool:
+    def on_evict(self, namespace: str, prefix: bytes, block_ids: list[int]) -> bool:
+        token_ids = list(memoryview(prefix).cast("I"))
         self.offers.append((token_ids, block_ids))
         return self.takes
 

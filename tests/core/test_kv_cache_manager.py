@@ -301,7 +301,8 @@ class KeepingTier:
     def __init__(self) -> None:
         self.taken: list[tuple[str, list[int], list[int]]] = []
 
-    def on_evict(self, namespace: str, token_ids: list[int], block_ids: list[int]) -> bool:
+    def on_evict(self, namespace: str, prefix: bytes, block_ids: list[int]) -> bool:
+        token_ids = list(memoryview(prefix).cast("I"))
         self.taken.append((namespace, token_ids, block_ids))
         return True
 

@@ -36,7 +36,8 @@ class HostTier:
         assert self.harness is not None
         return self.harness.executor._cache._content
 
-    def on_evict(self, namespace: str, token_ids: list[int], block_ids: list[int]) -> bool:
+    def on_evict(self, namespace: str, prefix: bytes, block_ids: list[int]) -> bool:
+        token_ids = list(memoryview(prefix).cast("I"))
         self.store[(namespace, tuple(token_ids))] = self.content[block_ids[0]].copy()
         if self.keeps_blocks:
             self.leaving.append(block_ids)

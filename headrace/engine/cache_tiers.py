@@ -1,0 +1,71 @@
+"""Puts the cache tiers together that the configuration asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol, cast
+
+from headrace.config import SharingConfig
+from headrace.core.cache_tiers import TieredCache
+from headrace.core.cost_model import CostModel, StepFeatures
+from headrace.core.interfaces import Executor, HostBlocks
+from headrace.core.kv_cache_spec import KVCacheSpec
+from headrace.errors import ConfigError
+from headrace.kv_transfer.disk_store import DiskStore
+
+
+class TierExecutor(Protocol):
+    """An executor whose device blocks can be copied beside its steps."""
+
+    def open_host_memory(self, num_bytes: int) -> HostBlocks:
+        """So much host memory for blocks. Raises ConfigError when it cannot be had."""
+
+    def cache_fingerprint(self) -> bytes:
+        """16 bytes that tell apart what the bytes of a block mean."""
+
+
+def make_tiers(
+    sharing: SharingConfig, executor: Executor, block_size: int, cost_model: CostModel
+) -> TieredCache | None:
+    """The tiers below the device's cache, or None when none is asked for.
+
+    Raises: ConfigError when the model or the executor cannot have them.
+    """
+    if sharing.disk_cache_path is not None and not sharing.host_cache_bytes:
+        raise ConfigError(
+            "disk_cache_path needs host memory to write from; set host_cache_bytes, say to 1 GiB"
+        )
+    if not sharing.host_cache_bytes:
+        return None
+    specs = executor.kv_cache_specs()
+    _check(specs, executor)
+    able = cast(TierExecutor, executor)
+    disk = None
+    if sharing.disk_cache_path is not None:
+        disk = DiskStore(
+            Path(sharing.disk_cache_path).expanduser(),
+            able.cache_fingerprint(),
+            specs[0].bytes_per_block,
+            sharing.disk_cache_bytes,
+        )
+
+    def recompute_ms(start: int, num_tokens: int) -> float:
+        if not cost_model.is_fitted:
+            return 0.0
+        features = StepFeatures()
+        features.add(start, num_tokens, samples=False)
+        return cost_model.predict_ms(features)
+
+    return TieredCache(able.open_host_memory(sharing.host_cache_bytes), disk, block_size, recompute_ms)
+
+
+def _check(specs: list[KVCacheSpec], executor: Executor) -> None:
+    if len(specs) != 1 or specs[0].window is not None:
+        raise ConfigError(
+            "host_cache_bytes: cache tiers hold models whose layers all keep every token; this one has sliding layers: "
+            "leave host_cache_bytes out"
+        )
+    if not hasattr(executor, "open_host_memory"):
+        raise ConfigError(
+            "host_cache_bytes: cache tiers need one device; set the parallel sizes to 1 or leave it out"
+        )

@@ -1,0 +1,96 @@
+"""Tiers under a real model: answers do not change, and files serve the next process."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import LLM, SamplingParams
+from headrace.errors import ConfigError
+from tests.e2e.tiny_models import VOCAB, Comparison, greedy_reference, make_model
+
+NUM_OUTPUT = 8
+
+
+def documents() -> list[list[int]]:
+    rng = random.Random(4)
+    return [[rng.randrange(3, VOCAB) for _ in range(90)] for _ in range(5)]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    folder = tmp_path_factory.mktemp("llama")
+    model = make_model("llama", folder, seed=2)
+    return folder, [greedy_reference(model, prompt, NUM_OUTPUT) for prompt in documents()]
+
+
+def run(folder: Path, references: list[Any], rounds: int = 3, **options: Any) -> Any:
+    """Every document in turn, over a device cache that holds about two of them."""
+    llm = LLM(
+        str(folder),
+        **{
+            "dtype": "float32",
+            "skip_tokenizer_init": True,
+            "max_model_len": 128,
+            "num_kv_blocks": 16,
+            **options,
+        },
+    )
+    params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True)
+    comparison = Comparison()
+    for _ in range(rounds):
+        for number, (prompt, reference) in enumerate(zip(documents(), references, strict=True)):
+            (output,) = llm.generate([prompt], params, use_tqdm=False)
+            comparison.add(f"document {number}", reference, output.outputs[0].token_ids)
+            llm._core.scheduler.check_integrity()  # type: ignore[union-attr]
+    comparison.check()
+    stats = llm._core.stats()  # type: ignore[union-attr]
+    llm.shutdown()
+    return stats
+
+
+def test_host_memory_gives_back_what_the_device_dropped(llama: tuple[Path, list[Any]]) -> None:
+    stats = run(*llama, host_cache_bytes=64 << 20)
+    assert stats.num_stored_blocks > 20 and stats.host_hit_tokens >= 10 * 64
+    assert stats.num_failed_blocks == 0
+    without = run(*llama)
+    assert without.host_hit_tokens == 0 and without.num_computed_tokens > 2 * stats.num_computed_tokens
+
+
+def test_files_serve_the_next_engine(llama: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    tiers = {"host_cache_bytes": 8 * 3 * 2 * 2 * 16 * 16 * 4, "disk_cache_path": str(tmp_path)}
+    first = run(*llama, **tiers)
+    assert first.num_host_blocks <= 8 and first.num_disk_blocks > 15 and first.disk_hit_tokens > 0
+    second = run(*llama, rounds=1, **tiers)
+    assert second.disk_hit_tokens >= 3 * 64
+    other = run(*llama, rounds=1, **tiers, block_size=32, num_kv_blocks=8)
+    assert other.disk_hit_tokens == 0, "another layout's files are not looked at"
+    for file in tmp_path.glob("*/*.kv"):
+        file.write_bytes(file.read_bytes()[:-7])
+    third = run(*llama, rounds=1, **tiers)
+    assert third.disk_hit_tokens == 0
+
+
+def test_damaged_files_cost_time_only(llama: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    tiers = {"host_cache_bytes": 8 * 3 * 2 * 2 * 16 * 16 * 4, "disk_cache_path": str(tmp_path)}
+    run(*llama, **tiers)
+    for index, file in enumerate(sorted(tmp_path.glob("*/*.kv"))):
+        data = bytearray(file.read_bytes())
+        data[100 + index] ^= 1
+        file.write_bytes(data)
+    stats = run(*llama, rounds=1, **tiers)
+    assert stats.num_failed_blocks > 0
+
+
+def test_what_cannot_have_tiers_is_refused(llama: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    folder = tmp_path / "gemma3"
+    make_model("gemma3", folder)
+    with pytest.raises(ConfigError, match="sliding"):
+        LLM(str(folder), skip_tokenizer_init=True, num_kv_blocks=200, host_cache_bytes=1 << 20)
+    with pytest.raises(ConfigError, match="host_cache_bytes"):
+        LLM(str(llama[0]), skip_tokenizer_init=True, num_kv_blocks=20, disk_cache_path=str(tmp_path))
+    with pytest.raises(ConfigError, match="host_cache_bytes is 10"):
+        LLM(str(llama[0]), skip_tokenizer_init=True, num_kv_blocks=20, host_cache_bytes=10)

@@ -1,0 +1,196 @@
+"""Files of blocks: what was written is read, and whatever else happens costs a block and nothing more."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.kv_transfer import disk_store
+from headrace.kv_transfer.disk_store import DiskStore
+from headrace.kv_transfer.fingerprint import fingerprint
+
+BLOCK_BYTES = 4096
+PRINT = bytes(range(16))
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def payload(number: int) -> memoryview:
+    return memoryview(random.Random(number).randbytes(BLOCK_BYTES))
+
+
+def open_store(folder: Path, mark: bytes = PRINT, max_blocks: int = 1000) -> DiskStore:
+    return DiskStore(folder, mark, BLOCK_BYTES, max_blocks * (BLOCK_BYTES + 52))
+
+
+def write(store: DiskStore, number: int) -> bool:
+    transfer = store.write(key(number), payload(number))
+    end = time.monotonic() + 10
+    while transfer is not None and not transfer.is_done and time.monotonic() < end:
+        time.sleep(1e-3)
+    return transfer is not None and transfer.num_done == 1
+
+
+def read(store: DiskStore, number: int) -> bytes | None:
+    out = memoryview(bytearray(BLOCK_BYTES))
+    return bytes(out) if store.read(key(number), out) else None
+
+
+def file_of(folder: Path, number: int) -> Path:
+    return folder / PRINT.hex() / f"{key(number).hex()}.kv"
+
+
+def test_blocks_outlive_the_store(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    assert all(write(store, number) for number in range(5))
+    assert read(store, 3) == payload(3) and read(store, 9) is None
+    store.shutdown()
+    again = open_store(tmp_path)
+    assert len(again) == 5 and key(4) in again and key(9) not in again
+    assert [read(again, number) for number in range(5)] == [bytes(payload(number)) for number in range(5)]
+    assert again.write(key(2), payload(2)) is None, "it is there already"
+    again.clear()
+    again.shutdown()
+    assert len(again) == 0 and not list((tmp_path / PRINT.hex()).iterdir())
+
+
+def test_the_least_recently_used_files_leave_also_after_a_restart(tmp_path: Path) -> None:
+    store = open_store(tmp_path, max_blocks=3)
+    for number in range(3):
+        write(store, number)
+        os.utime(file_of(tmp_path, number), (number, number))
+    store.shutdown()
+    again = open_store(tmp_path, max_blocks=3)
+    assert read(again, 0) is not None
+    write(again, 7)
+    write(again, 8)
+    again.shutdown()
+    assert sorted(path.name for path in (tmp_path / PRINT.hex()).iterdir()) == [
+        f"{key(number).hex()}.kv" for number in (0, 7, 8)
+    ]
+
+
+@pytest.mark.parametrize("place", [0, 20, 30, 45, 51, 52, 2000, BLOCK_BYTES + 51])
+def test_a_flipped_byte_is_found(tmp_path: Path, place: int) -> None:
+    store = open_store(tmp_path)
+    write(store, 1)
+    path = file_of(tmp_path, 1)
+    data = bytearray(path.read_bytes())
+    data[place] ^= 0x10
+    path.write_bytes(data)
+    assert read(store, 1) is None and key(1) not in store and not path.exists()
+    assert write(store, 1) and read(store, 1) == payload(1)
+    store.shutdown()
+
+
+@pytest.mark.parametrize("size", [0, 10, 52, BLOCK_BYTES, BLOCK_BYTES + 53])
+def test_a_file_of_the_wrong_length_is_found_at_once_and_at_the_next_start(tmp_path: Path, size: int) -> None:
+    store = open_store(tmp_path)
+    for number in (1, 2):
+        write(store, number)
+        data = file_of(tmp_path, number).read_bytes()
+        file_of(tmp_path, number).write_bytes((data + b"x")[:size])
+    assert read(store, 1) is None
+    store.shutdown()
+    again = open_store(tmp_path)
+    assert len(again) == 0 and not file_of(tmp_path, 2).exists()
+    again.shutdown()
+
+
+def test_other_models_and_older_layouts_are_never_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    write(store, 1)
+    other = open_store(tmp_path, mark=bytes(16))
+    assert key(1) not in other
+    foreign = tmp_path / bytes(16).hex() / f"{key(1).hex()}.kv"
+    foreign.write_bytes(file_of(tmp_path, 1).read_bytes())  # put there by hand
+    again = open_store(tmp_path, mark=bytes(16))
+    assert read(again, 1) is None
+    monkeypatch.setattr(disk_store, "MAGIC", b"HRKV\x00\x02\r\n")
+    assert read(store, 1) is None
+    for each in (store, other, again):
+        each.shutdown()
+
+
+def test_a_full_disk_costs_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path)
+    assert write(store, 1)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert not write(store, 2)
+    assert key(2) not in store and not list((tmp_path / PRINT.hex()).glob("*.tmp"))
+    assert store.write(key(3), payload(3)) is None, "the disk is left alone for a while"
+    assert read(store, 1) == payload(1)
+    store._quiet_until = 0.0
+    assert write(store, 3)
+    store.shutdown()
+
+
+def test_a_folder_that_cannot_be_written_holds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    store = open_store(tmp_path / "file")
+    assert len(store) == 0 and not write(store, 1) and read(store, 1) is None
+    store._quiet_until = 0.0
+    assert not write(store, 1)
+    store.clear()
+    store.shutdown()
+
+
+def test_a_kill_in_mid_write_leaves_whole_files_only(tmp_path: Path) -> None:
+    source = f"""
+        import random
+        from pathlib import Path
+        from headrace.kv_transfer.disk_store import DiskStore
+        store = DiskStore(Path({str(tmp_path)!r}), {PRINT!r}, {BLOCK_BYTES}, 1 << 30)
+        number = 0
+        while True:
+            store.write(number.to_bytes(16, "big"), memoryview(random.Random(number).randbytes({BLOCK_BYTES})))
+            number += 1
+    """
+    writer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(source)])
+    end = time.monotonic() + 60
+    while len(list(tmp_path.glob("*/*.kv"))) < 20 and time.monotonic() < end:
+        time.sleep(0.01)
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    (tmp_path / PRINT.hex() / f"{key(1 << 40).hex()}.99.tmp").write_bytes(b"half")
+    store = open_store(tmp_path, max_blocks=1 << 20)
+    assert len(store) >= 20 and not list(tmp_path.glob("*/*.tmp"))
+    for number in [int.from_bytes(name, "big") for name in list(store._files)]:
+        assert read(store, number) == payload(number)
+    store.shutdown()
+
+
+def test_a_store_too_small_for_a_block_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="disk_cache_bytes"):
+        DiskStore(tmp_path, PRINT, BLOCK_BYTES, BLOCK_BYTES)
+
+
+def test_the_fingerprint_knows_files_and_settings(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"weights")
+    first = fingerprint(tmp_path, ("float32", 16))
+    assert first == fingerprint(tmp_path, ("float32", 16)) and len(first) == 16
+    assert first != fingerprint(tmp_path, ("float32", 32))
+    (tmp_path / "notes.txt").write_text("no part of the model")
+    assert first == fingerprint(tmp_path, ("float32", 16))
+    os.utime(file, (1, 1))
+    assert first != fingerprint(tmp_path, ("float32", 16))
