@@ -116,9 +116,8 @@ class ParallelConfig:
 
     tensor_parallel_size: int = knob(1, "ranks that share each layer")
     pipeline_parallel_size: int = knob(1, "stages of layers")
-    all_reduce: Literal["auto", "library", "one-shot"] = knob(
-        "auto",
-        "how GPUs add up their parts: NCCL, or in one shot where that is measured faster; CPUs use gloo",
+    all_reduce: Literal["auto", "library", "one-shot", "fused"] = knob(
+        "auto", "how GPUs add up: NCCL, or in one shot where measured faster; fused: with the norm after it"
     )
     launcher: Literal["spawn", "external"] = knob(
         "spawn",

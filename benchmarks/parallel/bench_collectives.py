@@ -1,4 +1,5 @@
-"""All-reduce: right against float64, and how long, by size: NCCL and one shot, in a CUDA graph.
+"""All-reduce: right against float64, and how long, by size: NCCL and one shot, in a CUDA graph. Then the sum with the
+residual and the norm after it: three ways.
 
 python benchmarks/parallel/bench_collectives.py [--size 2] [--device cuda]
 """
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from spmd import run_on_ranks
 
 from headrace.config import ParallelConfig
+from headrace.parallel.fused_reduce import FusedReduce
 from headrace.parallel.one_shot import MAX_BYTES, OneShotCommunicator
 from headrace.parallel.state import Communicator
 from headrace.parallel.torch_communicator import TorchCommunicator
@@ -57,6 +59,34 @@ def work(world: World, device: torch.device) -> None:
                     flush=True,
                 )
             assert is_same and worst < 0.01
+    if device.type == "cuda":
+        compare_fused(world, device, paths)
+
+
+def compare_fused(world: World, device: torch.device, paths: dict[str, Communicator]) -> None:
+    """Sum, residual and norm in one kernel against two."""
+    from headrace.kernels.triton.norm import add_rms_norm
+
+    one_shot = paths["one shot"]
+    assert isinstance(one_shot, OneShotCommunicator)
+    fused = FusedReduce(one_shot, HIDDEN, torch.bfloat16, world.rank)
+    is_right = one_shot.all_agree(fused.is_right(paths["library"]))
+    if world.rank == 0:
+        print(f"fused sum and norm is right: {is_right}", flush=True)
+    assert is_right
+    weight = torch.ones(HIDDEN, device=device)
+    for num_rows in (1, 2, 4, 8, 16, 32, 64):
+        x, residual = torch.zeros(2, num_rows, HIDDEN, dtype=torch.bfloat16, device=device)
+
+        def apart(path: Communicator, x: torch.Tensor = x, residual: torch.Tensor = residual) -> None:
+            path.all_reduce(x)
+            add_rms_norm(x, residual, weight, 1e-5, x)
+
+        times = [graph_ms(partial(apart, path)) for path in paths.values()]
+        times.append(graph_ms(partial(fused.op, x, residual, weight, 1e-5, x)))
+        if world.rank == 0:
+            texts = [f"{name} {1e3 * ms:.1f} us" for name, ms in zip([*paths, "fused"], times, strict=True)]
+            print(f"sum and norm of {num_rows:3d} rows: {', '.join(texts)}", flush=True)
 
 
 def time_ms(call: partial[None], device: torch.device) -> float:

@@ -41,11 +41,27 @@ class OneShotCommunicator:
         import torch.distributed._symmetric_memory as symmetric_memory
 
         self._inner = inner
+        self._group = group
         self._name = group.group_name
         self._buffer: torch.Tensor = symmetric_memory.empty(MAX_BYTES, dtype=torch.uint8, device=device)
         symmetric_memory.rendezvous(self._buffer, group)
         self._sum: Any = torch.ops.symm_mem.one_shot_all_reduce_copy_out
         self.max_bytes = MAX_BYTES
+
+    def shared_memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Zeroed memory that all ranks see: (this rank's, [ranks] int64: the addresses of everyone's).
+
+        All ranks call it together.
+        """
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        own: torch.Tensor = symmetric_memory.empty(shape, dtype=dtype, device=self._buffer.device)
+        handle = symmetric_memory.rendezvous(own, self._group)
+        own.zero_()
+        peers = range(dist.get_world_size(self._group))
+        addresses = [handle.get_buffer(peer, shape, dtype).data_ptr() for peer in peers]
+        dist.all_reduce(torch.zeros(1), group=self._group)  # nobody writes before all have cleared theirs
+        return own, torch.tensor(addresses, dtype=torch.int64, device=own.device)
 
     def all_reduce(self, x: torch.Tensor) -> None:
         """See ``Communicator``."""
@@ -55,6 +71,12 @@ class OneShotCommunicator:
         else:
             flat = x.view(-1)
             self._sum(self._buffer[:num_bytes].view(x.dtype), flat, "sum", self._name, flat)
+
+    def all_agree(self, verdict: bool) -> bool:
+        """Whether it is true on every rank."""
+        everyone = torch.tensor([int(verdict)])
+        dist.all_reduce(everyone, dist.ReduceOp.MIN, group=self._group)
+        return bool(everyone)
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """See ``Communicator``."""
@@ -67,7 +89,7 @@ def choose_all_reduce(
     """The collectives for a tensor-parallel group of GPUs.
 
     Args:
-        wanted: "auto" measures, "library" is NCCL alone, "one-shot" takes one shot for all small sums.
+        wanted: "auto" and "fused" measure, "library" is NCCL alone, "one-shot" takes one shot for all small sums.
 
     Raises: ConfigError when one shot is asked for and cannot be had.
     """
@@ -134,6 +156,4 @@ def _agrees(
     inner.all_gather(ours, everywhere)
     is_same = bool((everywhere.view(8, -1, 1024) == ours[:, None]).all())
     is_near = bool(torch.allclose(ours.float(), theirs.float(), atol=0.1, rtol=0.02))
-    verdict = torch.tensor([int(is_same and is_near)])
-    dist.all_reduce(verdict, dist.ReduceOp.MIN, group=group)
-    return bool(verdict)
+    return one_shot.all_agree(is_same and is_near)

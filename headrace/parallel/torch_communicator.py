@@ -52,18 +52,18 @@ class WatchedCommunicator:
     """
 
     def __init__(self, inner: Communicator, enter: Callable[[], None], leave: Callable[[], None]) -> None:
-        self._inner = inner
+        self.inner = inner
         self._enter = enter
         self._leave = leave
 
     def all_reduce(self, x: torch.Tensor) -> None:
         """See ``Communicator``."""
         self._enter()
-        self._inner.all_reduce(x)
+        self.inner.all_reduce(x)
         self._leave()
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """See ``Communicator``."""
         self._enter()
-        self._inner.all_gather(x, out)
+        self.inner.all_gather(x, out)
         self._leave()

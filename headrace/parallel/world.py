@@ -28,6 +28,7 @@ class World:
         rank, size: among all ranks.
         local_rank, num_local_ranks: among those of this host, whose memory and cores they share.
         tensor: its tensor-parallel group.
+        collectives: those of ``tensor``, not watched.
         stage: its part of the pipeline; ``link`` leads to the stages beside it, where there are any.
     """
 
@@ -38,6 +39,7 @@ class World:
     tensor: ParallelState = field(default_factory=ParallelState)
     stage: PipelineStage = field(default_factory=PipelineStage)
     link: PipelineLink | None = None
+    collectives: Communicator = field(default_factory=SoloCommunicator)
 
     @classmethod
     def join(
@@ -61,20 +63,22 @@ class World:
         tensor_size, num_stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         size = tensor_size * num_stages
         is_gpu = device.type == "cuda"
+        backend = "cpu:gloo,cuda:nccl" if is_gpu else "gloo"
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if is_gpu else "gloo",
+            backend,
             store=PrefixStore("ranks", store),
             rank=rank,
             world_size=size,
         )
         stage, tensor_rank = divmod(rank, tensor_size)
-        communicator: Communicator = SoloCommunicator()
+        inner: Communicator = SoloCommunicator()
+        communicator = inner
         if tensor_size > 1:
             groups = [
-                dist.new_group(list(range(first, first + tensor_size)))
+                dist.new_group(list(range(first, first + tensor_size)), backend=backend)
                 for first in range(0, size, tensor_size)
             ]
-            inner: Communicator = TorchCommunicator(groups[stage], tensor_size, device.type)
+            inner = TorchCommunicator(groups[stage], tensor_size, device.type)
             if is_gpu:
                 is_one_host = num_local_ranks % tensor_size == 0
                 inner = choose_all_reduce(parallel.all_reduce, inner, groups[stage], device, is_one_host)
@@ -92,6 +96,7 @@ class World:
             tensor=ParallelState(tensor_rank, tensor_size, communicator),
             stage=PipelineStage(stage, num_stages),
             link=link,
+            collectives=inner,
         )
 
     @property

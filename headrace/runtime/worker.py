@@ -24,6 +24,7 @@ from headrace.layers.context import LayerContext
 from headrace.loader.base import open_weights
 from headrace.models.causal_lm import CausalLM
 from headrace.models.registry import build_model
+from headrace.parallel.fused_reduce import make_fused_reduce
 from headrace.parallel.world import World
 from headrace.platforms.base import DeviceEvent, current_platform
 from headrace.runtime.cuda_graph import CudaCapture, GraphedSteps
@@ -108,6 +109,9 @@ class Worker:
         self._num_heads = _length(world.tensor.share(arch.num_attention_heads, "attention heads"))
         self._num_kv_heads = _length(world.tensor.kv_share(arch.num_kv_heads))
         self._max_logits_rows = max(1, MAX_LOGITS_BYTES // (4 * arch.vocab_size))
+        self._fused_reduce = make_fused_reduce(
+            parallel.all_reduce, world.collectives, arch.hidden_size, self.dtype, world.tensor.rank
+        )
         self._model: CausalLM | None = self._load_model(model, source, progress)
         self._specs = kv_cache_specs_for(
             arch.layer_windows,
@@ -257,6 +261,8 @@ class Worker:
 
     def _fuse(self, plan: OpPlan, num_tokens: int) -> OpPlan:
         """Neighbouring ops of a recorded forward in one launch where the device's kernels can."""
+        if self._fused_reduce is not None and num_tokens <= self._fused_reduce.max_rows:
+            plan = load_kernels("reduce_fusion", self._device).fuse_reductions(plan, self._fused_reduce.op)
         fusion = load_kernels("fusion", self._device)
         fused: OpPlan = fusion.fuse(plan, num_tokens, self.dtype)
         return fused

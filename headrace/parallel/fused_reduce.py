@@ -1,0 +1,73 @@
+"""FusedReduce: the sum over ranks, the residual and the norm in one kernel, for the small steps that become graphs."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from headrace.kernels.reference.norm import add_rms_norm
+from headrace.kernels.registry import Op
+from headrace.parallel.one_shot import OneShotCommunicator
+from headrace.parallel.state import Communicator
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 19
+"""Of what one call sums: beyond, waiting for the link costs more than launches do."""
+_EPS = 1e-5
+
+
+class FusedReduce:
+    """Memory of the kernel ``all_reduce_add_norm`` for rows of one width.
+
+    Args:
+        one_shot: the ranks, and memory that all see.
+        width, dtype: of the activations.
+        rank: in the group.
+    """
+
+    def __init__(self, one_shot: OneShotCommunicator, width: int, dtype: torch.dtype, rank: int) -> None:
+        from headrace.kernels.triton.all_reduce import MAX_PROGRAMS, SharedRows, all_reduce_add_norm
+
+        self.max_rows = MAX_BYTES // (width * dtype.itemsize)
+        self._parts, parts = one_shot.shared_memory((2, self.max_rows, width), dtype)
+        self._flags, flags = one_shot.shared_memory((MAX_PROGRAMS, len(parts)), torch.int32)
+        self.op: Op = partial(all_reduce_add_norm, SharedRows(parts, flags, rank, self.max_rows, width))
+
+    def is_right(self, plain: Communicator) -> bool:
+        """Whether it gives what a plain sum and the reference norm give, a few times over."""
+        like = self._parts[0]
+        for turn in range(4):
+            num_rows = (1, 8, 2, 8)[turn] if self.max_rows >= 8 else 1
+            generator = torch.Generator(like.device).manual_seed(turn)
+            draw = partial(torch.randn, like.shape[1], device=like.device, generator=generator)
+            residual = torch.stack([draw() for _ in range(num_rows)]).to(like.dtype)
+            generator.manual_seed(1000 * dist.get_rank() + turn)
+            x = torch.stack([draw() for _ in range(num_rows)]).to(like.dtype)
+            weight, summed, total = torch.ones(like.shape[1], device=like.device), x.clone(), residual.clone()
+            plain.all_reduce(summed)
+            expected = torch.empty_like(x)
+            add_rms_norm(summed, total, weight, _EPS, expected)
+            self.op(x, residual, weight, _EPS, x)
+            if not torch.allclose(x.float(), expected.float(), atol=0.05, rtol=0.02):
+                return False
+        return True
+
+
+def make_fused_reduce(
+    wanted: str, communicator: Communicator, width: int, dtype: torch.dtype, rank: int
+) -> FusedReduce | None:
+    """Ready to use; None where it is not wanted, cannot be had, or does not give what it must.
+
+    All ranks of the group call it together, and all get one or none does.
+    """
+    if wanted != "fused" or not isinstance(communicator, OneShotCommunicator) or width % 8:
+        return None
+    fused = FusedReduce(communicator, width, dtype, rank)
+    if not communicator.all_agree(fused.is_right(communicator)):
+        logger.warning("the fused sum over ranks is wrong on this machine; sums and norms stay apart")
+        return None
+    return fused
