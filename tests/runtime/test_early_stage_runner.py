@@ -37,8 +37,8 @@ def step(
     """The ids that the forward was given."""
     output = SchedulerOutput(step_id, names, starts, counts, list(range(len(names))), **more)
     runner.execute_model(output)
-    assert runner._hidden is not None
-    ids = runner._hidden.clone()
+    assert runner._result is not None
+    ids = runner._result.hidden.clone()
     assert runner.sample_tokens().finish().sampled_token_ids == []
     return ids
 
