@@ -67,6 +67,8 @@ const int64_t kArgsBytes[HR_NUM_OPS] = {
     sizeof(HrSoftCap),
     sizeof(HrCopyBlocks),
     sizeof(HrRowArgmax),
+    sizeof(HrLinearPacked),
+    sizeof(HrEmbeddingPacked),
 };
 
 }  // namespace

@@ -28,6 +28,8 @@ enum HrOp : int32_t {
   HR_SOFT_CAP,
   HR_COPY_BLOCKS,
   HR_ROW_ARGMAX,
+  HR_LINEAR_PACKED,
+  HR_EMBEDDING_PACKED,
   HR_NUM_OPS,
 };
 
@@ -191,6 +193,50 @@ struct HrRowArgmax {
   float* values;     // [rows]
   int64_t* indices;  // [rows]
   int64_t stride, width;
+};
+
+// A matrix of small integers. A weight is scale * code, or scale * (code - 2^(bits-1)), or scale * code + minimum, with
+// a scale (and a minimum) for each row and group of columns. kernels/packed_matrix.h says how the parts lie.
+enum HrScaleKind : int32_t { HR_SCALE_F32 = 0, HR_SCALE_F16 = 1, HR_SCALE_TWO_LEVEL = 2 };
+
+struct HrPackedMatrix {
+  const uint8_t* codes;
+  const void* scales;              // fp32, fp16, or int8 (two-level)
+  const void* minimums;            // of the same type; null: none
+  const uint16_t* super_scales;    // two-level: fp16 for each 256 columns, which multiplies the int8 ones
+  const uint16_t* super_minimums;
+  int64_t num_rows;
+  int64_t num_blocks;              // of 32 columns
+  int32_t bits;                    // 4, 5, 6, 8
+  int32_t group_columns;           // 16 (without minimums), or a multiple of 32
+  int32_t scale_kind;
+  int32_t reserved;
+};
+
+// out[t][r] = sum over k of x[t][k] * w[r][k] + bias[r]. With int8 inputs, x is rounded to 8 bits with a scale for each
+// 32 columns, and products are summed as integers.
+struct HrLinearPacked {
+  int64_t rows;
+  const void* x;         // [rows, num_columns]
+  const HrPackedMatrix* matrix;
+  const float* bias;     // [num_rows of the matrix] or null
+  void* out;             // [rows, num_rows of the matrix]
+  int64_t x_stride, out_stride;
+  int64_t num_columns;   // of x; the matrix has whole blocks
+  int32_t x_dtype, out_dtype;
+  int32_t has_int8_inputs;
+  int32_t reserved;
+};
+
+// out[t] = row ids[t] - first_row of the matrix, times scale; zeros where it has no such row.
+struct HrEmbeddingPacked {
+  int64_t rows;
+  const int64_t* ids;    // [rows]
+  const HrPackedMatrix* matrix;
+  void* out;             // [rows, num_columns]
+  int64_t out_stride, num_columns, first_row;
+  float scale;
+  int32_t out_dtype;
 };
 
 // One op of a program, and the pointers in its arguments that each run looks up.

@@ -37,6 +37,18 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
         "auto", "compute type; auto takes the checkpoint's, or the fastest exact one on this CPU"
     )
+    quantization: str = knob(
+        "auto",
+        "form of the weights: auto is the checkpoint's own, none is dense, int8 and int4 round while loading "
+        "(int4-g64, int8-channel, int4-g128-zp ... choose groups and zero points)",
+    )
+    quantization_overrides: str | None = knob(
+        None, "forms of modules by pattern, the first match counts: lm_head=int8,model.layers.0.*=none"
+    )
+    linear_inputs: Literal["auto", "int8", "float"] = knob(
+        "auto",
+        "inputs of quantized weights: rounded to 8 bits, or as they are; auto rounds on a CPU with kernels",
+    )
     max_model_len: int | None = knob(None, "longest prompt plus answer in tokens; the model's own by default")
     skip_tokenizer_init: bool = knob(False, "no tokenizer: prompts and answers are token ids only")
     seed: int = knob(0, "seed of dummy weights and of requests that bring none")

@@ -16,6 +16,8 @@ const KernelTable& table() {
       soft_cap,
       copy_blocks,
       row_argmax,
+      linear_packed,
+      embedding_packed,
   }};
   return all;
 }

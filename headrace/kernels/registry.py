@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from headrace.errors import ConfigError
+from headrace.kernels.affine_matrix import AffineMatrix
 from headrace.kernels.native.library import NativeLibrary, load_library, warn_once
 from headrace.parallel.state import Communicator, SoloCommunicator
 
@@ -27,6 +28,9 @@ OP_FILES = {
     "linear": "linear",
     "pack_weight": "linear",
     "weight_dtype": "linear",
+    "linear_packed": "linear_packed",
+    "embedding_packed": "linear_packed",
+    "pack_matrix": "linear_packed",
     "rope_and_store": "rope_and_store",
     "attention": "attention",
     "gated_act": "activation",
@@ -39,8 +43,8 @@ OP_FILES = {
 class Ops:
     """One attribute per op of ``OP_FILES``; see the reference functions for arguments, shapes and dtypes.
 
-    ``pack_weight`` and ``weight_dtype`` are no ops: they are called at loading, for the form and the type of a weight
-    that ``linear`` reads fastest.
+    ``pack_weight``, ``weight_dtype`` and ``pack_matrix`` are no ops: they are called at loading, for the form and the
+    type of a weight that ``linear`` or ``linear_packed`` reads fastest.
     Collectives are ops, too, so that they are recorded like the others; see ``Communicator``.
     """
 
@@ -51,6 +55,9 @@ class Ops:
     linear: Op
     pack_weight: Callable[[torch.Tensor], Any]
     weight_dtype: Callable[[torch.dtype, torch.dtype], torch.dtype]
+    linear_packed: Op
+    embedding_packed: Op
+    pack_matrix: Callable[[AffineMatrix], Any]
     rope_and_store: Op
     attention: Op
     gated_act: Op
@@ -84,6 +91,10 @@ class Ops:
         table = {name: _find(name, stem, kinds) for name, stem in OP_FILES.items()}
         group = communicator or SoloCommunicator()
         return cls(table | {"all_reduce": group.all_reduce, "all_gather": group.all_gather})
+
+    def is_fast(self, name: str) -> bool:
+        """Whether the op is more than its reference."""
+        return not self.table[name].__module__.startswith("headrace.kernels.reference")
 
 
 _KINDS: dict[str, list[str]] = {"cpu": ["native", "reference"], "cuda": ["triton", "reference"]}

@@ -14,6 +14,7 @@ from headrace.loader.base import WeightSource
 from headrace.parallel.pipeline import PipelineStage
 from headrace.parallel.state import ParallelState
 from headrace.quant.base import WeightHome
+from headrace.quant.precision import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class LayerContext:
         max_model_len: tokens that rotary tables must cover; None, until the model fills it in: the context that the
             checkpoint vouches for.
         quantization: the checkpoint's own description of it; set by the model.
+        precision: in which form the user wants weights kept.
     """
 
     ops: Ops
@@ -42,6 +44,7 @@ class LayerContext:
     stage: PipelineStage = field(default_factory=PipelineStage)
     max_model_len: int | None = None
     quantization: Mapping[str, Any] | None = None
+    precision: Precision = field(default_factory=Precision)
 
     def buffer(self, name: str, width: int) -> Buffer:
         """An arena buffer of the compute type."""
@@ -50,4 +53,4 @@ class LayerContext:
     @property
     def weight_home(self) -> WeightHome:
         """The part that loading a linear needs."""
-        return WeightHome(self.weights, self.ops, self.dtype, self.device)
+        return WeightHome(self.weights, self.ops, self.dtype, self.device, self.quantization, self.precision)

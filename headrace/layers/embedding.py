@@ -10,7 +10,9 @@ from torch import Tensor
 from headrace.kernels.arena import Buffer
 from headrace.layers.context import LayerContext
 from headrace.parallel.state import ParallelState
-from headrace.quant.base import LoadedLinear, Shard, select_method
+from headrace.quant.base import LoadedLinear, Shard
+from headrace.quant.packed import PackedLinear, PackedMethod
+from headrace.quant.select import select_method
 from headrace.quant.unquantized import DenseLinear
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -32,28 +34,44 @@ class VocabParallelEmbedding:
 
     def __init__(self, ctx: LayerContext, name: str, vocab_size: int, hidden_size: int, scale: float) -> None:
         rows = share_vocabulary(ctx.parallel, vocab_size)
-        stored = ctx.weights.get(f"{name}.weight", (rows,), shape=(vocab_size, hidden_size))
-        dtype = ctx.dtype
-        if stored.tensor is not None and stored.tensor.dtype in _HALF and dtype not in _HALF:
-            dtype = stored.tensor.dtype
-        self.weight: Any = stored.dequantize(dtype, ctx.device)
+        shard = Shard(name, (vocab_size, hidden_size), rows, slice(0, hidden_size), has_bias=False)
+        method = select_method(ctx.weight_home, name)
+        self.weight: Any = None
+        self.matrix: Any = None
+        if isinstance(method, PackedMethod):
+            self.matrix = method.load_matrix([shard], ctx.weight_home)
+        else:
+            self.weight = self._load_dense(ctx, shard)
         self._ops = ctx.ops
         self._scale = scale
         self._first_row = rows.start if ctx.parallel.size > 1 else None
 
     def __call__(self, ids: Tensor, out: Tensor) -> None:
         """ids: [T] int64; out: [T, hidden_size]."""
-        self._ops.embedding(ids, self.weight, out, self._scale, self._first_row)
+        if self.matrix is not None:
+            self._ops.embedding_packed(ids, self.matrix, out, self._scale, self._first_row)
+        else:
+            self._ops.embedding(ids, self.weight, out, self._scale, self._first_row)
         if self._first_row is not None:
             self._ops.all_reduce(out)
 
-    def share(self, dtype: torch.dtype) -> Any:
-        """The table as a head that computes in ``dtype`` wants it; from now on the same memory, if the types agree."""
-        kept = self._ops.weight_dtype(self.weight.dtype, dtype)
+    def as_head(self, ctx: LayerContext) -> LoadedLinear:
+        """The table as a head multiplies with it; from now on the same memory, if the types agree."""
+        if self.matrix is not None:
+            return PackedLinear(ctx.ops, self.matrix, None, ctx.weight_home.has_int8_inputs)
+        kept = self._ops.weight_dtype(self.weight.dtype, ctx.dtype)
         packed = self._ops.pack_weight(self.weight.to(kept))
         if self.weight.dtype == kept:
             self.weight = packed
-        return packed
+        return DenseLinear(ctx.ops, packed, None)
+
+    @staticmethod
+    def _load_dense(ctx: LayerContext, shard: Shard) -> Tensor:
+        stored = ctx.weights.get(f"{shard.name}.weight", (shard.rows,), shape=shard.shape)
+        dtype = ctx.dtype
+        if stored.tensor is not None and stored.tensor.dtype in _HALF and dtype not in _HALF:
+            dtype = stored.tensor.dtype
+        return stored.dequantize(dtype, ctx.device)
 
 
 class ParallelLMHead:
@@ -114,11 +132,11 @@ class ParallelLMHead:
         ctx: LayerContext, name: str, shape: tuple[int, int], tied_to: VocabParallelEmbedding | None
     ) -> LoadedLinear:
         if tied_to is not None:
-            return DenseLinear(ctx.ops, tied_to.share(ctx.dtype), None)
+            return tied_to.as_head(ctx)
         shard = Shard(
             name, shape, share_vocabulary(ctx.parallel, shape[0]), slice(0, shape[1]), has_bias=False
         )
-        return select_method(ctx.quantization, name).load([shard], ctx.weight_home)
+        return select_method(ctx.weight_home, name).load([shard], ctx.weight_home)
 
 
 def share_vocabulary(parallel: ParallelState, vocab_size: int) -> slice:

@@ -8,7 +8,8 @@ from itertools import groupby
 from torch import Tensor
 
 from headrace.layers.context import LayerContext
-from headrace.quant.base import Shard, select_method
+from headrace.quant.base import Shard
+from headrace.quant.select import select_method
 
 
 class Linear:
@@ -22,7 +23,7 @@ class Linear:
     def __init__(self, ctx: LayerContext, shards: Sequence[Shard]) -> None:
         self._parts = []
         self.num_outputs = 0
-        methods = [(shard, select_method(ctx.quantization, shard.name)) for shard in shards]
+        methods = [(shard, select_method(ctx.weight_home, shard.name)) for shard in shards]
         for method, group in groupby(methods, key=lambda pair: pair[1]):
             members = [shard for shard, _ in group]
             self._parts.append((method.load(members, ctx.weight_home), self.num_outputs))

@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 
+from headrace.checkpoint.gguf_types import GGMLType
 from headrace.checkpoint.model_config import ModelArchitecture
 from headrace.checkpoint.source import ModelSource
 from headrace.errors import CheckpointError, ConfigError
@@ -129,6 +130,10 @@ class WeightSource(ABC):
         if unused and is_whole:
             shown = ", ".join(map(self.label, unused[:5])) + (", …" if len(unused) > 5 else "")
             logger.warning("%s: %d tensors are not used by the model: %s", self.where, len(unused), shown)
+
+    def ggml_type(self, name: str) -> GGMLType | None:
+        """The type of the ggml blocks that ``get`` hands out packed; None: this tensor comes dense, or is missing."""
+        return None
 
     def file_of(self, name: str) -> str:
         """The file that holds the tensor, for errors."""

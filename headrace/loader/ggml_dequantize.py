@@ -138,7 +138,7 @@ def _decode_q3_k(blocks: Tensor, out: Tensor) -> None:
     out.view(-1, 16, 16).mul_((_half(blocks, 108) * scales).unsqueeze(-1))
 
 
-def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
+def six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
     """packed [n, 12] -> eight 6-bit scales and eight 6-bit minimums, uint8 [n, 8] each."""
     scale, minimum, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat((scale & 63, (rest & 15) | ((scale >> 2) & 48)), 1)
@@ -148,7 +148,7 @@ def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 def _scale_groups(blocks: Tensor, groups: Tensor) -> None:
     """Common end of Q4_K and Q5_K: groups [n, 8, 32] to d * scale * group - dmin * minimum."""
-    scales, minimums = _six_bit_scales(blocks[:, 4:16])
+    scales, minimums = six_bit_scales(blocks[:, 4:16])
     groups.mul_((_half(blocks, 0) * scales).unsqueeze(-1))
     groups.sub_((_half(blocks, 2) * minimums).unsqueeze(-1))
 

@@ -62,6 +62,14 @@ class GGUFSource(WeightSource):
         """
         return cls(GGUFFile.open(path), arch, progress)
 
+    def ggml_type(self, name: str) -> GGMLType | None:
+        """See ``WeightSource.ggml_type``."""
+        stored = self._stored.get(name)
+        if stored is None:
+            return None
+        entry = self._file.tensor(stored)
+        return None if entry.ggml_type in _DENSE or len(entry.shape) == 1 else entry.ggml_type
+
     def label(self, name: str) -> str:
         """Both names of the tensor, since GGUF files have their own."""
         stored = self._stored.get(name) or gguf_name(name, self._arch)

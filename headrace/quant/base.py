@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headrace.errors import UnsupportedModelError
+from headrace.errors import ConfigError
 from headrace.kernels.registry import Ops
 from headrace.loader.base import WeightSource
+from headrace.quant.precision import Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,47 @@ class Shard:
         """Inputs of this rank."""
         return int(self.columns.stop - self.columns.start)
 
+    def check_groups(self, group_columns: int) -> None:
+        """Raises ConfigError where this rank's columns begin or end inside a group."""
+        if self.columns.start % group_columns == 0 and (
+            self.columns.stop % group_columns == 0 or self.columns.stop == self.shape[1]
+        ):
+            return
+        total = self.shape[1]
+        sizes = [
+            n for n in range(1, total // group_columns + 1) if total % n == total // n % group_columns == 0
+        ]
+        raise ConfigError(
+            f"tensor_parallel_size {total // self.num_columns} cuts the {total} columns of '{self.name}' inside a "
+            f"group of {group_columns}, whose numbers share a scale; possible sizes: {', '.join(map(str, sizes))}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class WeightHome:
-    """Where loaded weights go: read from ``weights``, kept as ``dtype`` on ``device``, multiplied by ``ops``."""
+    """Where loaded weights go: read from ``weights``, kept as ``dtype`` on ``device``, multiplied by ``ops``.
+
+    quantization: the checkpoint's own description of it (``ModelArchitecture.quantization``).
+    precision: the user's wishes.
+    """
 
     weights: WeightSource
     ops: Ops
     dtype: torch.dtype
     device: torch.device
+    quantization: Mapping[str, Any] | None = None
+    precision: Precision = field(default_factory=Precision)
+
+    @property
+    def has_packed_kernels(self) -> bool:
+        """Whether packed matrices are multiplied faster here than dense ones; the reference decodes them each time."""
+        return self.ops.is_fast("linear_packed")
+
+    @property
+    def has_int8_inputs(self) -> bool:
+        """Whether inputs of packed matrices are rounded to 8 bits."""
+        wish = self.precision.inputs
+        return wish == "int8" or (wish == "auto" and self.device.type == "cpu" and self.has_packed_kernels)
 
 
 class LoadedLinear(ABC):
@@ -66,7 +99,8 @@ class LoadedLinear(ABC):
 
 
 class QuantMethod(ABC):
-    """One way of storing the matrices of linear layers. Methods hold no weights, so equal ones are the same object."""
+    """One way of storing the matrices of linear layers. Methods hold no weights, so equal ones are the same object, or
+    compare equal."""
 
     @abstractmethod
     def load(self, shards: Sequence[Shard], home: WeightHome) -> LoadedLinear:
@@ -74,23 +108,24 @@ class QuantMethod(ABC):
 
         Raises:
             CheckpointError: a tensor is missing or has another shape.
+            ConfigError: this rank's part begins or ends inside a group that shares a scale.
         """
 
+    @abstractmethod
+    def read_dense(self, shard: Shard, home: WeightHome) -> Tensor:
+        """This rank's part of one matrix as plain numbers, [rows, columns] fp32 (or as stored, if of a float type)."""
 
-def select_method(quantization: Mapping[str, Any] | None, name: str) -> QuantMethod:
-    """The method of the module ``name`` of a checkpoint.
 
-    Args:
-        quantization: ``ModelArchitecture.quantization``.
-
-    Raises:
-        UnsupportedModelError: the checkpoint's quantization is not known.
-    """
-    from headrace.quant.unquantized import UNQUANTIZED
-
-    method = "none" if quantization is None else quantization.get("quant_method")
-    if method not in ("none", "gguf"):
-        raise UnsupportedModelError(
-            f"the weights of '{name}' are quantized with {method!r}, which is not supported (known: gguf, or none)"
-        )
-    return UNQUANTIZED
+def load_bias(shards: Sequence[Shard], home: WeightHome, dtype: torch.dtype) -> Tensor | None:
+    """The biases of shards one after the other, zeros where a shard has none; None where none has."""
+    if not any(shard.has_bias for shard in shards):
+        return None
+    bias = torch.zeros(sum(shard.num_rows for shard in shards), dtype=dtype, device=home.device)
+    start = 0
+    for shard in shards:
+        end = start + shard.num_rows
+        if shard.has_bias:
+            stored = home.weights.get(f"{shard.name}.bias", (shard.rows,), shape=shard.shape[:1])
+            stored.dequantize_into(bias[start:end])
+        start = end
+    return bias

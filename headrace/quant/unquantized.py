@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from headrace.kernels.registry import Ops
 from headrace.loader.weight_data import WeightData
-from headrace.quant.base import LoadedLinear, QuantMethod, Shard, WeightHome
+from headrace.quant.base import LoadedLinear, QuantMethod, Shard, WeightHome, load_bias
 
 
 class DenseLinear(LoadedLinear):
@@ -43,18 +44,16 @@ class UnquantizedMethod(QuantMethod):
         ]
         dtype = common_weight_dtype(stored, home)
         weight = torch.empty((num_rows, num_columns), dtype=dtype, device=home.device)
-        bias = None
-        if any(shard.has_bias for shard in shards):
-            bias = torch.zeros(num_rows, dtype=home.dtype, device=home.device)
         start = 0
         for shard, data in zip(shards, stored, strict=True):
             end = start + shard.num_rows
             data.dequantize_into(weight[start:end])
-            if shard.has_bias and bias is not None:
-                name, shape = f"{shard.name}.bias", shard.shape[:1]
-                home.weights.get(name, (shard.rows,), shape=shape).dequantize_into(bias[start:end])
             start = end
-        return DenseLinear(home.ops, home.ops.pack_weight(weight), bias)
+        return DenseLinear(home.ops, home.ops.pack_weight(weight), load_bias(shards, home, home.dtype))
+
+    def read_dense(self, shard: Shard, home: WeightHome) -> Tensor:
+        stored = home.weights.get(f"{shard.name}.weight", (shard.rows, shard.columns), shape=shard.shape)
+        return stored.dequantize(torch.float32 if stored.tensor is None else stored.tensor.dtype)
 
 
 def common_weight_dtype(stored: Sequence[WeightData], home: WeightHome) -> torch.dtype:
@@ -67,3 +66,18 @@ def common_weight_dtype(stored: Sequence[WeightData], home: WeightHome) -> torch
 
 
 UNQUANTIZED = UnquantizedMethod()
+
+
+@dataclass(frozen=True, slots=True)
+class DequantizedMethod(QuantMethod):
+    """Matrices that ``stored`` reads, kept dense in the compute type."""
+
+    stored: QuantMethod
+
+    def load(self, shards: Sequence[Shard], home: WeightHome) -> DenseLinear:
+        parts = [self.read_dense(shard, home).to(home.dtype) for shard in shards]
+        weight = home.ops.pack_weight(torch.cat(parts).to(home.device))
+        return DenseLinear(home.ops, weight, load_bias(shards, home, home.dtype))
+
+    def read_dense(self, shard: Shard, home: WeightHome) -> Tensor:
+        return self.stored.read_dense(shard, home)

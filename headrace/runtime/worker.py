@@ -27,6 +27,7 @@ from headrace.models.registry import build_model
 from headrace.parallel.fused_reduce import make_fused_reduce
 from headrace.parallel.world import World
 from headrace.platforms.base import DeviceEvent, current_platform
+from headrace.quant.precision import Precision
 from headrace.runtime.cuda_graph import CudaCapture, GraphedSteps
 from headrace.runtime.early_stage_runner import EarlyStageRunner, StepTokens
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
@@ -199,6 +200,9 @@ class Worker:
             parallel=self._world.tensor,
             stage=self._world.stage,
             max_model_len=self.max_model_len,
+            precision=Precision.parse(
+                config.quantization, config.quantization_overrides, config.linear_inputs
+            ),
         )
         with torch.inference_mode():
             model = build_model(self._arch, context)

@@ -96,7 +96,9 @@ def prompts(tokenize: Any, lengths: list[int]) -> list[list[int]]:
 
 
 def compare(name: str, reference: Any, lengths: list[int], num_output: int) -> None:
-    with LLM(model=name, dtype="float32", kv_cache_bytes=1 << 30, max_model_len=2048) as llm:
+    options = {"dtype": "float32", "kv_cache_bytes": 1 << 30, "max_model_len": 2048}
+    # packed weights, multiplied with inputs that are not rounded, are the dequantized model
+    with LLM(model=name, linear_inputs="float", **options) as llm:
         ids = prompts(llm.get_tokenizer().encode, lengths)
         params = SamplingParams(temperature=0, max_tokens=num_output, ignore_eos=True)
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in ids], params, use_tqdm=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -115,12 +114,15 @@ class Doubled(QuantMethod):
         loaded.weight.mul_(2.0)
         return loaded
 
+    def read_dense(self, shard: Shard, home: WeightHome) -> torch.Tensor:
+        return 2.0 * UNQUANTIZED.read_dense(shard, home)
+
 
 def test_shards_with_methods_of_their_own(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neighbours with one method become one part; each writes its own columns."""
     doubled = Doubled()
 
-    def select(quantization: Mapping[str, Any] | None, name: str) -> QuantMethod:
+    def select(home: WeightHome, name: str) -> QuantMethod:
         return doubled if name == "a.k_proj" else UNQUANTIZED
 
     monkeypatch.setattr(linear_module, "select_method", select)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from headrace.errors import UnsupportedModelError
-from headrace.quant.base import Shard, select_method
-from headrace.quant.unquantized import UNQUANTIZED
+from headrace.quant.base import Shard, WeightHome
+from headrace.quant.unquantized import UNQUANTIZED, DequantizedMethod, UnquantizedMethod
 from tests.layers.dict_weights import DictWeights, context, random_tensors
 
 TENSORS = random_tensors({"a.weight": (6, 4), "b.weight": (3, 4), "b.bias": (3,)})
@@ -44,13 +42,13 @@ def test_loaded_weights_are_copies() -> None:
     assert loaded.weight.data_ptr() != TENSORS["a.weight"].data_ptr()
 
 
-@pytest.mark.parametrize("quantization", [None, {"quant_method": "gguf"}])
-def test_known_methods(quantization: dict[str, str] | None) -> None:
-    assert select_method(quantization, "a") is UNQUANTIZED
+def test_any_stored_form_can_be_kept_dense() -> None:
+    class Halved(UnquantizedMethod):
+        def read_dense(self, shard: Shard, home: WeightHome) -> torch.Tensor:
+            return super().read_dense(shard, home) / 2
 
-
-@pytest.mark.parametrize("quantization", [{"quant_method": "gptq", "bits": 4}, {"bits": 4}])
-def test_unknown_methods_are_refused_by_name(quantization: dict[str, object]) -> None:
-    name = repr(quantization.get("quant_method"))
-    with pytest.raises(UnsupportedModelError, match=f"weights of 'a' are quantized with {name}.*known: gguf"):
-        select_method(quantization, "a")
+    home = context(DictWeights(TENSORS)).weight_home
+    shards = [shard("a", slice(1, 4), slice(0, 4)), shard("b", slice(0, 3), slice(0, 4), has_bias=True)]
+    loaded = DequantizedMethod(Halved()).load(shards, home)
+    assert torch.equal(loaded.weight, torch.cat((TENSORS["a.weight"][1:4], TENSORS["b.weight"])) / 2)
+    assert loaded.bias is not None and torch.equal(loaded.bias[3:], TENSORS["b.bias"])

@@ -238,6 +238,59 @@ class RowArgmaxArgs(ctypes.Structure):
     ]
 
 
+class PackedMatrixStruct(ctypes.Structure):
+    """``HrPackedMatrix``."""
+
+    _fields_ = [
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("minimums", c_void_p),
+        ("super_scales", c_void_p),
+        ("super_minimums", c_void_p),
+        ("num_rows", c_int64),
+        ("num_blocks", c_int64),
+        ("bits", c_int32),
+        ("group_columns", c_int32),
+        ("scale_kind", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class LinearPackedArgs(ctypes.Structure):
+    """``HrLinearPacked``."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        ("x", c_void_p),
+        ("matrix", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_void_p),
+        ("x_stride", c_int64),
+        ("out_stride", c_int64),
+        ("num_columns", c_int64),
+        ("x_dtype", c_int32),
+        ("out_dtype", c_int32),
+        ("has_int8_inputs", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class EmbeddingPackedArgs(ctypes.Structure):
+    """``HrEmbeddingPacked``."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        ("ids", c_void_p),
+        ("matrix", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("num_columns", c_int64),
+        ("first_row", c_int64),
+        ("scale", c_float),
+        ("out_dtype", c_int32),
+    ]
+
+
 class Patch(ctypes.Structure):
     """``HrPatch``."""
 
@@ -267,6 +320,8 @@ OPS: tuple[type[ctypes.Structure], ...] = (
     SoftCapArgs,
     CopyBlocksArgs,
     RowArgmaxArgs,
+    LinearPackedArgs,
+    EmbeddingPackedArgs,
 )
 """The struct of each op, in the order of ``HrOp``."""
 

@@ -1,0 +1,188 @@
+// Linear layers and embeddings over packed matrices. Compiled without contraction (see CMakeLists.txt): a decoded
+// weight is rounded after the product and after the sum, as ggml rounds it.
+#include "kernels.h"
+#include "packed_matrix.h"
+
+#if defined(__AVX2__)
+#include "packed_x86.h"
+#else
+#include "packed_generic.h"
+#endif
+
+namespace hr {
+namespace HR_ISA {
+
+namespace {
+
+constexpr int64_t kRowsAtOnce = 64;  // rows of x whose codes stay in the second-level cache while tiles pass by
+constexpr int64_t kPiecesPerThread = 8;
+
+// Hands out a thread's memory piece by piece.
+struct Memory {
+  char* next;
+  template <typename T>
+  T* take(int64_t count) {
+    T* result = (T*)next;
+    next += ceil_div(count * (int64_t)sizeof(T), 64) * 64;
+    return result;
+  }
+};
+
+template <typename T>
+constexpr int64_t bytes_of(int64_t count) {
+  return (count * (int64_t)sizeof(T) + 63) / 64 * 64;
+}
+
+// Row of x as fp32 with zeros up to `padded`, in memory of x where that will do.
+const float* wide_row(const HrLinearPacked& a, int64_t row, int64_t padded, float* to) {
+  const int64_t width = a.num_columns;
+  if (a.x_dtype == HR_F32 && width == padded) return (const float*)a.x + row * a.x_stride;
+  with_type(a.x_dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const T* from = (const T*)a.x + row * a.x_stride;
+    for (int64_t i = 0; i < width; i += kLanes) {
+      const int64_t count = min64(kLanes, width - i);
+      store_some(to + i, load_some(from + i, count), count);
+    }
+  });
+  for (int64_t i = width; i < padded; ++i) to[i] = 0.0f;
+  return to;
+}
+
+template <typename T>
+void put(T* out, const float* values, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t some = min64(kLanes, count - i);
+    store_some(out + i, load_some(values + i, some), some);
+  }
+}
+
+// sums: [count][8].
+void put_tile(const HrLinearPacked& a, int64_t tile, int64_t first_row, int64_t count, float* sums) {
+  const int64_t begin = tile * kTileRows, width = min64(kTileRows, a.matrix->num_rows - begin);
+  if (a.bias != nullptr)
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t r = 0; r < width; ++r) sums[row * kTileRows + r] += a.bias[begin + r];
+  with_type(a.out_dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    T* out = (T*)a.out + begin;
+    for (int64_t row = 0; row < count; ++row)
+      put(out + (first_row + row) * a.out_stride, sums + row * kTileRows, width);
+  });
+}
+
+// Pieces of work: some rows of x times some tiles.
+struct Pieces {
+  int64_t tiles, tiles_each, per_rows, count;
+  Pieces(const HrLinearPacked& a, int64_t num_threads) {
+    tiles = ceil_div(a.matrix->num_rows, kTileRows);
+    tiles_each = max64(1, tiles / (num_threads * kPiecesPerThread));
+    per_rows = ceil_div(tiles, tiles_each);
+    count = per_rows * ceil_div(a.rows, kRowsAtOnce);
+  }
+};
+
+void run_int8(const HrLinearPacked& a, Team& team) {
+  const HrPackedMatrix& m = *a.matrix;
+  const int64_t blocks = m.num_blocks, padded = blocks * kBlockColumns, most = min64(kRowsAtOnce, a.rows);
+  Memory memory{(char*)team.scratch(bytes_of<int8_t>(most * padded) + 2 * bytes_of<float>(most * blocks) +
+                                    bytes_of<int32_t>(most * blocks * 2) + bytes_of<float>(padded) +
+                                    bytes_of<float>(4 * blocks * kTileRows) + bytes_of<float>(most * kTileRows))};
+  QuantizedRows x{memory.take<int8_t>(most * padded), memory.take<float>(most * blocks),
+                  memory.take<float>(most * blocks), memory.take<int32_t>(most * blocks * 2), blocks};
+  float* wide = memory.take<float>(padded);
+  float* scales = memory.take<float>(4 * blocks * kTileRows);
+  float* sums = memory.take<float>(most * kTileRows);
+  const Pieces pieces(a, team.size());
+  // Every thread rounds the rows that it works on: that costs less than waiting for each other.
+  int64_t rounded = -1;
+  for (int64_t piece; (piece = team.take(pieces.count)) < pieces.count;) {
+    const int64_t first = piece / pieces.per_rows * kRowsAtOnce, count = min64(kRowsAtOnce, a.rows - first);
+    if (rounded != first) {
+      for (int64_t row = 0; row < count; ++row)
+        quantize_row(wide_row(a, first + row, padded, wide), blocks, x.codes + row * padded, x.scales + row * blocks,
+                     x.sums + row * blocks, x.code_sums + row * blocks * 2);
+      rounded = first;
+    }
+    const int64_t begin = piece % pieces.per_rows * pieces.tiles_each;
+    for (int64_t tile = begin; tile < min64(begin + pieces.tiles_each, pieces.tiles); ++tile) {
+      tile_int8(m, tile, x, count, scales, sums, kTileRows);
+      put_tile(a, tile, first, count, sums);
+    }
+  }
+}
+
+void run_float(const HrLinearPacked& a, Team& team) {
+  const HrPackedMatrix& m = *a.matrix;
+  const int64_t blocks = m.num_blocks, padded = blocks * kBlockColumns, most = min64(kRowsAtOnce, a.rows);
+  const bool is_ready = a.x_dtype == HR_F32 && a.num_columns == padded;
+  Memory memory{(char*)team.scratch(bytes_of<float>(is_ready ? 0 : most * padded) +
+                                    bytes_of<float>(padded * kTileRows) + bytes_of<float>(4 * blocks * kTileRows) +
+                                    bytes_of<float>(most * kTileRows))};
+  float* wide = memory.take<float>(is_ready ? 0 : most * padded);
+  float* panel = memory.take<float>(padded * kTileRows);
+  float* scales = memory.take<float>(4 * blocks * kTileRows);
+  float* sums = memory.take<float>(most * kTileRows);
+  const Pieces pieces(a, team.size());
+  int64_t widened = -1;
+  for (int64_t piece; (piece = team.take(pieces.count)) < pieces.count;) {
+    const int64_t first = piece / pieces.per_rows * kRowsAtOnce, count = min64(kRowsAtOnce, a.rows - first);
+    if (!is_ready && widened != first) {
+      for (int64_t row = 0; row < count; ++row) wide_row(a, first + row, padded, wide + row * padded);
+      widened = first;
+    }
+    const float* x = is_ready ? (const float*)a.x + first * a.x_stride : wide;
+    const int64_t begin = piece % pieces.per_rows * pieces.tiles_each;
+    for (int64_t tile = begin; tile < min64(begin + pieces.tiles_each, pieces.tiles); ++tile) {
+      tile_float(m, tile, x, is_ready ? a.x_stride : padded, count, scales, panel, sums, kTileRows);
+      put_tile(a, tile, first, count, sums);
+    }
+  }
+}
+
+template <typename T>
+void embed_row(const HrEmbeddingPacked& a, const float* row, T* out) {
+  // the number is rounded to the type of out before it is scaled, as a dense table's is
+  put(out, row, a.num_columns);
+  if (a.scale == 1.0f) return;
+  const Vec scale = splat(a.scale);
+  for (int64_t i = 0; i < a.num_columns; i += kLanes) {
+    const int64_t count = min64(kLanes, a.num_columns - i);
+    store_some(out + i, load_some(out + i, count) * scale, count);
+  }
+}
+
+}  // namespace
+
+void linear_packed(const void* args, Team& team) {
+  const HrLinearPacked& a = *(const HrLinearPacked*)args;
+  if (a.has_int8_inputs) {
+    run_int8(a, team);
+  } else {
+    run_float(a, team);
+  }
+}
+
+void embedding_packed(const void* args, Team& team) {
+  const HrEmbeddingPacked& a = *(const HrEmbeddingPacked*)args;
+  const HrPackedMatrix& m = *a.matrix;
+  const int64_t padded = m.num_blocks * kBlockColumns;
+  Memory memory{(char*)team.scratch(bytes_of<float>(padded) + bytes_of<float>(4 * m.num_blocks * kTileRows))};
+  float* row = memory.take<float>(padded);
+  float* scales = memory.take<float>(4 * m.num_blocks * kTileRows);
+  for (int64_t i = team.rank(); i < a.rows; i += team.size()) {
+    const int64_t at = a.ids[i] - a.first_row;
+    if (at >= 0 && at < m.num_rows) {
+      decode_row(m, at, scales, row);
+    } else {
+      for (int64_t k = 0; k < padded; ++k) row[k] = 0.0f;
+    }
+    with_type(a.out_dtype, [&](auto* type) {
+      using T = std::remove_pointer_t<decltype(type)>;
+      embed_row(a, row, (T*)a.out + i * a.out_stride);
+    });
+  }
+}
+
+}  // namespace HR_ISA
+}  // namespace hr

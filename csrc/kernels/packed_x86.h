@@ -1,0 +1,341 @@
+// Packed matrices on x86: AVX2 with FMA and F16C, and the integer products of VNNI where they are compiled for.
+#pragma once
+#include <immintrin.h>
+
+#include "packed_matrix.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define HR_HAS_VNNI 1
+#else
+#define HR_HAS_VNNI 0
+#endif
+
+namespace hr {
+namespace HR_ISA {
+namespace {
+
+constexpr int kChunks = 8;  // of 4 columns, in a block
+
+inline __m256i load32(const void* address) { return _mm256_loadu_si256((const __m256i*)address); }
+
+// The codes of a block, a chunk a register.
+template <int BITS>
+inline void unpack(const uint8_t* block, __m256i* w) {
+  if constexpr (BITS == 8) {
+    for (int j = 0; j < kChunks; ++j) w[j] = load32(block + 32 * j);
+    return;
+  }
+  const __m256i low = _mm256_set1_epi8(15);
+  for (int p = 0; p < 4; ++p) {
+    const __m256i both = load32(block + 32 * p);
+    w[p] = _mm256_and_si256(both, low);
+    w[p + 4] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+  }
+  if constexpr (BITS == 5) {
+    const __m256i high = load32(block + 128), bit = _mm256_set1_epi8(16);
+    for (int j = 0; j < kChunks; ++j) {
+      const __m256i moved = j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
+      w[j] = _mm256_or_si256(w[j], _mm256_and_si256(moved, bit));
+    }
+  }
+  if constexpr (BITS == 6) {
+    const __m256i two_bits = _mm256_set1_epi8(48);
+    for (int h = 0; h < 2; ++h) {
+      const __m256i high = load32(block + 128 + 32 * h);
+      for (int i = 0; i < 4; ++i) {
+        const __m256i moved = i < 2 ? _mm256_slli_epi16(high, 4 - 2 * i) : _mm256_srli_epi16(high, 2 * i - 4);
+        w[4 * h + i] = _mm256_or_si256(w[4 * h + i], _mm256_and_si256(moved, two_bits));
+      }
+    }
+  }
+}
+
+inline __m256i broadcast4(const int8_t* a) {
+  int32_t four;
+  __builtin_memcpy(&four, a, 4);
+  return _mm256_set1_epi32(four);
+}
+
+// Sums over NUM chunks of codes times inputs, a row a lane. With VNNI, codes of 8 bits count 128 more each.
+template <int BITS, int NUM>
+inline __m256i dot(const __m256i* w, const int8_t* a) {
+#if HR_HAS_VNNI
+  __m256i sum = _mm256_setzero_si256();
+  for (int j = 0; j < NUM; ++j) {
+    const __m256i codes = BITS == 8 ? _mm256_xor_si256(w[j], _mm256_set1_epi8(-128)) : w[j];
+    sum = _mm256_dpbusd_epi32(sum, codes, broadcast4(a + 4 * j));
+  }
+  return sum;
+#else
+  const __m256i ones = _mm256_set1_epi16(1);
+  if constexpr (BITS == 8) {
+    __m256i sum = _mm256_setzero_si256();
+    for (int j = 0; j < NUM; ++j) {
+      const __m256i signed_inputs = _mm256_sign_epi8(broadcast4(a + 4 * j), w[j]);
+      const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), signed_inputs);
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+    }
+    return sum;
+  } else {
+    // How many products of two fit into 16 bits: 15, 31 or 63 times 127, twice.
+    constexpr int kAtOnce = BITS == 4 ? 8 : BITS == 5 ? 4 : 2;
+    __m256i sum = _mm256_setzero_si256();
+    for (int j = 0; j < NUM; j += kAtOnce) {
+      __m256i pairs = _mm256_maddubs_epi16(w[j], broadcast4(a + 4 * j));
+      for (int i = 1; i < kAtOnce && j + i < NUM; ++i)
+        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[j + i], broadcast4(a + 4 * (j + i))));
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+    }
+    return sum;
+  }
+#endif
+}
+
+inline __m256 half8(const uint16_t* address) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(address)));
+}
+
+// Scales or minimums of a tile for each block (or half block, for groups of 16), fp32 [steps][8].
+void widen(const HrPackedMatrix& m, const void* values, const uint16_t* supers, int64_t tile, float* out) {
+  const int64_t groups = num_groups(m), per_group = m.group_columns <= 32 ? 1 : m.group_columns / 32;
+  const int64_t num_steps = m.num_blocks * halves_of(m);
+  const int64_t steps_per_super = kSuperColumns / (m.group_columns == 16 ? 16 : 32);
+  for (int64_t g = 0, step = 0; g < groups; ++g) {
+    const int64_t at = (tile * groups + g) * kTileRows;
+    __m256 scale;
+    if (m.scale_kind == HR_SCALE_F32) {
+      scale = _mm256_loadu_ps(static_cast<const float*>(values) + at);
+    } else if (m.scale_kind == HR_SCALE_F16) {
+      scale = half8(static_cast<const uint16_t*>(values) + at);
+    } else {
+      const __m128i small = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(static_cast<const int8_t*>(values) + at));
+      const __m256 super = half8(supers + (tile * num_supers(m) + step / steps_per_super) * kTileRows);
+      scale = _mm256_mul_ps(super, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(small)));
+    }
+    for (int64_t i = 0; i < per_group && step < num_steps; ++i, ++step) _mm256_storeu_ps(out + step * kTileRows, scale);
+  }
+}
+
+struct TileScales {
+  const float* scales;
+  const float* minimums;  // null: none
+};
+
+// scratch: 2 x [blocks * 2][8].
+TileScales widen_tile(const HrPackedMatrix& m, int64_t tile, float* scratch) {
+  float* minimums = scratch + m.num_blocks * 2 * kTileRows;
+  widen(m, m.scales, m.super_scales, tile, scratch);
+  if (m.minimums == nullptr) return {scratch, nullptr};
+  widen(m, m.minimums, m.super_minimums, tile, minimums);
+  return {scratch, minimums};
+}
+
+template <int BITS, int HALVES, bool HAS_MIN, int ROWS>
+void rows_int8(const uint8_t* codes, TileScales tile, const QuantizedRows& x, int64_t first_row, float* out,
+               int64_t out_stride) {
+  constexpr int kShift = BITS - 1;  // the offset 2^(bits-1) of codes without minimums
+  constexpr bool kHasOffset = HR_HAS_VNNI && BITS == 8 ? true : BITS != 8 && !HAS_MIN;
+  constexpr int kNum = kChunks / HALVES;
+  const int64_t num_blocks = x.num_blocks;
+  __m256 sum[ROWS];
+  for (int i = 0; i < ROWS; ++i) sum[i] = _mm256_setzero_ps();
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    __m256i w[kChunks];
+    unpack<BITS>(codes + b * 32 * BITS, w);
+    for (int i = 0; i < ROWS; ++i) {
+      const int64_t at = (first_row + i) * num_blocks + b;
+      const int8_t* a = x.codes + at * kBlockColumns;
+      const __m256 x_scale = _mm256_broadcast_ss(x.scales + at);
+      for (int half = 0; half < HALVES; ++half) {
+        __m256i product = dot<BITS, kNum>(w + kNum * half, a + 4 * kNum * half);
+        if constexpr (kHasOffset) {
+          const int32_t code_sum = HALVES == 2 ? x.code_sums[2 * at + half]
+                                               : x.code_sums[2 * at] + x.code_sums[2 * at + 1];
+          product = _mm256_sub_epi32(product, _mm256_set1_epi32(code_sum * (1 << kShift)));
+        }
+        const __m256 scale = _mm256_loadu_ps(tile.scales + (b * HALVES + half) * kTileRows);
+        sum[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(product), _mm256_mul_ps(scale, x_scale), sum[i]);
+      }
+      if constexpr (HAS_MIN) {
+        const __m256 minimum = _mm256_loadu_ps(tile.minimums + b * kTileRows);
+        sum[i] = _mm256_fmadd_ps(minimum, _mm256_broadcast_ss(x.sums + at), sum[i]);
+      }
+    }
+  }
+  for (int i = 0; i < ROWS; ++i) _mm256_storeu_ps(out + (first_row + i) * out_stride, sum[i]);
+}
+
+template <int BITS, int HALVES, bool HAS_MIN>
+void all_rows_int8(const uint8_t* codes, TileScales tile, const QuantizedRows& x, int64_t num_rows, float* out,
+                   int64_t out_stride) {
+  int64_t row = 0;
+  for (; row + 4 <= num_rows; row += 4)
+    rows_int8<BITS, HALVES, HAS_MIN, 4>(codes, tile, x, row, out, out_stride);
+  if (num_rows - row >= 2) {
+    rows_int8<BITS, HALVES, HAS_MIN, 2>(codes, tile, x, row, out, out_stride);
+    row += 2;
+  }
+  if (row < num_rows) rows_int8<BITS, HALVES, HAS_MIN, 1>(codes, tile, x, row, out, out_stride);
+}
+
+template <int BITS>
+void tile_int8_of(const HrPackedMatrix& m, const uint8_t* codes, TileScales tile, const QuantizedRows& x,
+                  int64_t num_rows, float* out, int64_t out_stride) {
+  if (m.minimums != nullptr) {
+    all_rows_int8<BITS, 1, true>(codes, tile, x, num_rows, out, out_stride);
+  } else if (halves_of(m) == 1) {
+    all_rows_int8<BITS, 1, false>(codes, tile, x, num_rows, out, out_stride);
+  } else {
+    all_rows_int8<BITS, 2, false>(codes, tile, x, num_rows, out, out_stride);
+  }
+}
+
+void tile_int8(const HrPackedMatrix& m, int64_t tile, const QuantizedRows& x, int64_t num_rows, float* scale_scratch,
+               float* out, int64_t out_stride) {
+  const TileScales scales = widen_tile(m, tile, scale_scratch);
+  const uint8_t* codes = m.codes + tile * m.num_blocks * block_bytes(m.bits);
+  switch (m.bits) {
+    case 4: return tile_int8_of<4>(m, codes, scales, x, num_rows, out, out_stride);
+    case 5: return tile_int8_of<5>(m, codes, scales, x, num_rows, out, out_stride);
+    case 6: return tile_int8_of<6>(m, codes, scales, x, num_rows, out, out_stride);
+    default: return tile_int8_of<8>(m, codes, scales, x, num_rows, out, out_stride);
+  }
+}
+
+inline float largest_lane(__m256 v) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+}
+
+inline int32_t sum_lanes(__m256i v) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+void quantize_row(const float* x, int64_t num_blocks, int8_t* codes, float* scales, float* sums,
+                  int32_t* code_sums) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    const float* from = x + b * kBlockColumns;
+    __m256 v[4], most = _mm256_setzero_ps();
+    for (int i = 0; i < 4; ++i) {
+      v[i] = _mm256_loadu_ps(from + 8 * i);
+      most = _mm256_max_ps(most, _mm256_andnot_ps(sign, v[i]));
+    }
+    const float largest = largest_lane(most);
+    const __m256 inverse = _mm256_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
+    __m256i q[4];
+    for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+    const int32_t low = sum_lanes(_mm256_add_epi32(q[0], q[1])), high = sum_lanes(_mm256_add_epi32(q[2], q[3]));
+    const __m256i words = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + b * kBlockColumns),
+                        _mm256_permutevar8x32_epi32(words, order));
+    const float scale = largest / 127.0f;
+    scales[b] = scale;
+    sums[b] = scale * float(low + high);
+    code_sums[2 * b] = low;
+    code_sums[2 * b + 1] = high;
+  }
+}
+
+// Column 4 j + c of the tile's 8 rows, codes less their offset, as fp32.
+template <int BITS, bool HAS_MIN>
+inline __m256 code_column(__m256i chunk, int c) {
+  __m256i code;
+  if constexpr (BITS == 8) {
+    code = _mm256_srai_epi32(_mm256_slli_epi32(chunk, 24 - 8 * c), 24);
+  } else {
+    code = _mm256_and_si256(_mm256_srli_epi32(chunk, 8 * c), _mm256_set1_epi32(255));
+    if constexpr (!HAS_MIN) code = _mm256_sub_epi32(code, _mm256_set1_epi32(1 << (BITS - 1)));
+  }
+  return _mm256_cvtepi32_ps(code);
+}
+
+// The tile's weights as fp32 [columns][8]; product and sum are rounded one after the other, as ggml does.
+template <int BITS, bool HAS_MIN>
+void decode_tile(const uint8_t* codes, TileScales tile, int halves, int64_t num_blocks, float* panel) {
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    __m256i w[kChunks];
+    unpack<BITS>(codes + b * 32 * BITS, w);
+    for (int j = 0; j < kChunks; ++j) {
+      const int64_t step = halves == 2 ? 2 * b + j / 4 : b;
+      const __m256 scale = _mm256_loadu_ps(tile.scales + step * kTileRows);
+      for (int c = 0; c < 4; ++c) {
+        __m256 value = _mm256_mul_ps(code_column<BITS, HAS_MIN>(w[j], c), scale);
+        if constexpr (HAS_MIN) value = _mm256_add_ps(value, _mm256_loadu_ps(tile.minimums + b * kTileRows));
+        _mm256_storeu_ps(panel + (b * kBlockColumns + 4 * j + c) * kTileRows, value);
+      }
+    }
+  }
+}
+
+void decode_any(const HrPackedMatrix& m, int64_t tile, TileScales scales, float* panel) {
+  const uint8_t* codes = m.codes + tile * m.num_blocks * block_bytes(m.bits);
+  const int halves = halves_of(m);
+  const bool has_min = m.minimums != nullptr;
+#define HR_DECODE(BITS)                                                            \
+  has_min ? decode_tile<BITS, true>(codes, scales, halves, m.num_blocks, panel)          \
+          : decode_tile<BITS, false>(codes, scales, halves, m.num_blocks, panel)
+  switch (m.bits) {
+    case 4: HR_DECODE(4); break;
+    case 5: HR_DECODE(5); break;
+    case 6: HR_DECODE(6); break;
+    default: HR_DECODE(8);
+  }
+#undef HR_DECODE
+}
+
+// Sums of ROWS rows of x over a decoded tile. Four chains a row, which hide the latency of a single row's.
+template <int ROWS>
+void panel_rows(const float* panel, int64_t num_columns, const float* x, int64_t x_stride, float* out,
+                int64_t out_stride) {
+  constexpr int kChains = 4;
+  __m256 sum[ROWS][kChains];
+  for (int i = 0; i < ROWS; ++i)
+    for (int c = 0; c < kChains; ++c) sum[i][c] = _mm256_setzero_ps();
+  for (int64_t k = 0; k < num_columns; k += kChains) {
+    for (int c = 0; c < kChains; ++c) {
+      const __m256 w = _mm256_loadu_ps(panel + (k + c) * kTileRows);
+      for (int i = 0; i < ROWS; ++i)
+        sum[i][c] = _mm256_fmadd_ps(w, _mm256_broadcast_ss(x + i * x_stride + k + c), sum[i][c]);
+    }
+  }
+  for (int i = 0; i < ROWS; ++i) {
+    const __m256 total = _mm256_add_ps(_mm256_add_ps(sum[i][0], sum[i][1]), _mm256_add_ps(sum[i][2], sum[i][3]));
+    _mm256_storeu_ps(out + i * out_stride, total);
+  }
+}
+
+void tile_float(const HrPackedMatrix& m, int64_t tile, const float* x, int64_t x_stride, int64_t num_rows,
+                float* scale_scratch, float* panel, float* out, int64_t out_stride) {
+  decode_any(m, tile, widen_tile(m, tile, scale_scratch), panel);
+  const int64_t num_columns = m.num_blocks * kBlockColumns;
+  int64_t row = 0;
+  for (; row + 3 <= num_rows; row += 3)
+    panel_rows<3>(panel, num_columns, x + row * x_stride, x_stride, out + row * out_stride, out_stride);
+  for (; row < num_rows; ++row)
+    panel_rows<1>(panel, num_columns, x + row * x_stride, x_stride, out + row * out_stride, out_stride);
+}
+
+void decode_row(const HrPackedMatrix& m, int64_t row, float* scale_scratch, float* out) {
+  // A block of 8 rows at a time, of which one is kept: rows are looked up a few at a time.
+  const int64_t tile = row / kTileRows, r = row % kTileRows;
+  const TileScales scales = widen_tile(m, tile, scale_scratch);
+  HrPackedMatrix block = m;
+  block.num_blocks = 1;
+  const int steps = halves_of(m);
+  for (int64_t b = 0; b < m.num_blocks; ++b) {
+    float panel[kBlockColumns * kTileRows];
+    block.codes = m.codes + (tile * m.num_blocks + b) * block_bytes(m.bits);
+    const float* minimums = scales.minimums == nullptr ? nullptr : scales.minimums + b * kTileRows;
+    decode_any(block, 0, {scales.scales + b * steps * kTileRows, minimums}, panel);
+    for (int k = 0; k < kBlockColumns; ++k) out[b * kBlockColumns + k] = panel[k * kTileRows + r];
+  }
+}
+
+}  // namespace
+}  // namespace HR_ISA
+}  // namespace hr

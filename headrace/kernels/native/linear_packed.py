@@ -1,0 +1,85 @@
+"""linear_packed and embedding_packed; see kernels/reference/linear_packed.py. With 8-bit inputs, the result of a row
+does not depend on the other rows."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.affine_matrix import AffineMatrix
+from headrace.kernels.native.run import check_rows, run
+from headrace.kernels.native.structs import DTYPES, EmbeddingPackedArgs, LinearPackedArgs
+from headrace.kernels.native.tiled_matrix import TiledMatrix
+
+
+def linear_packed(
+    x: Tensor,
+    matrix: TiledMatrix,
+    bias: Tensor | None,
+    out: Tensor,
+    col: int = 0,
+    has_int8_inputs: bool = False,
+) -> None:
+    """See the reference."""
+    num_products = x.shape[0] * matrix.num_rows * matrix.num_columns
+    run(linear_packed_args(x, matrix, bias, out, col, has_int8_inputs), num_products)
+
+
+def embedding_packed(
+    ids: Tensor, matrix: TiledMatrix, out: Tensor, scale: float = 1.0, first_row: int | None = None
+) -> None:
+    """See the reference."""
+    run(embedding_packed_args(ids, matrix, out, scale, first_row), out.numel())
+
+
+def linear_packed_args(
+    x: Tensor,
+    matrix: TiledMatrix,
+    bias: Tensor | None,
+    out: Tensor,
+    col: int = 0,
+    has_int8_inputs: bool = False,
+) -> LinearPackedArgs:
+    """The struct of ``linear_packed``; it points into ``matrix``, which must outlive it."""
+    check_rows(x=x, out=out)
+    assert x.shape[1] == matrix.num_columns and col + matrix.num_rows <= out.shape[1]
+    assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
+    return LinearPackedArgs(
+        rows=x.shape[0],
+        x=x.data_ptr(),
+        matrix=ctypes.addressof(matrix.struct),
+        bias=None if bias is None else bias.data_ptr(),
+        out=out.data_ptr() + col * out.element_size(),
+        x_stride=x.stride(0),
+        out_stride=out.stride(0),
+        num_columns=matrix.num_columns,
+        x_dtype=DTYPES[x.dtype],
+        out_dtype=DTYPES[out.dtype],
+        has_int8_inputs=has_int8_inputs,
+    )
+
+
+def embedding_packed_args(
+    ids: Tensor, matrix: TiledMatrix, out: Tensor, scale: float = 1.0, first_row: int | None = None
+) -> EmbeddingPackedArgs:
+    """The struct of ``embedding_packed``; it points into ``matrix``, which must outlive it."""
+    check_rows(ids=ids, out=out)
+    assert ids.dtype == torch.int64 and out.shape == (len(ids), matrix.num_columns)
+    return EmbeddingPackedArgs(
+        rows=len(ids),
+        ids=ids.data_ptr(),
+        matrix=ctypes.addressof(matrix.struct),
+        out=out.data_ptr(),
+        out_stride=out.stride(0),
+        num_columns=matrix.num_columns,
+        first_row=first_row or 0,
+        scale=torch.tensor(scale, dtype=out.dtype).item(),
+        out_dtype=DTYPES[out.dtype],
+    )
+
+
+def pack_matrix(matrix: AffineMatrix) -> TiledMatrix:
+    """The matrix in tiles of 8 rows."""
+    return TiledMatrix.pack(matrix)

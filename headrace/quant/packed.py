@@ -1,0 +1,61 @@
+"""Matrices that stay small integers in memory: what all such methods share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.affine_matrix import AffineMatrix
+from headrace.kernels.registry import Ops
+from headrace.quant.base import LoadedLinear, QuantMethod, Shard, WeightHome, load_bias
+
+
+class PackedLinear(LoadedLinear):
+    """A matrix of small integers.
+
+    Args:
+        ops: where ``linear_packed`` is.
+        matrix: what ``pack_matrix`` of the same ops made.
+        bias: [n] fp32 or None.
+        has_int8_inputs: whether inputs are rounded to 8 bits.
+    """
+
+    def __init__(
+        self,
+        ops: Ops,
+        matrix: Any,
+        bias: Tensor | None,
+        has_int8_inputs: bool,
+    ) -> None:
+        self._ops = ops
+        self.matrix = matrix
+        self.bias = bias
+        self._has_int8_inputs = has_int8_inputs
+
+    def apply(self, x: Tensor, out: Tensor, col: int) -> None:
+        self._ops.linear_packed(x, self.matrix, self.bias, out, col, self._has_int8_inputs)
+
+
+class PackedMethod(QuantMethod):
+    """Subclasses say in ``read`` where codes and scales come from."""
+
+    @abstractmethod
+    def read(self, shard: Shard, home: WeightHome) -> AffineMatrix:
+        """This rank's part of one matrix."""
+
+    def load(self, shards: Sequence[Shard], home: WeightHome) -> LoadedLinear:
+        packed = self.load_matrix(shards, home)
+        bias = load_bias(shards, home, torch.float32)
+        return PackedLinear(home.ops, packed, bias, home.has_int8_inputs)
+
+    def load_matrix(self, shards: Sequence[Shard], home: WeightHome) -> Any:
+        """The shards one below the other, packed for the device's kernels."""
+        matrix = AffineMatrix.stack([self.read(shard, home) for shard in shards])
+        return home.ops.pack_matrix(matrix.to(home.device))
+
+    def read_dense(self, shard: Shard, home: WeightHome) -> Tensor:
+        return self.read(shard, home).dequantize()

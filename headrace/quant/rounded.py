@@ -1,0 +1,34 @@
+"""RoundedMethod: weights of any stored form, rounded to integers while they are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headrace.kernels.affine_matrix import AffineMatrix
+from headrace.quant.base import QuantMethod, Shard, WeightHome
+from headrace.quant.packed import PackedMethod
+from headrace.quant.precision import Rounding
+from headrace.quant.rounding import round_weights
+from headrace.quant.unquantized import UNQUANTIZED
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedMethod(PackedMethod):
+    """Attributes:
+    rounding: to what.
+    stored: how the checkpoint holds the matrices.
+    """
+
+    rounding: Rounding
+    stored: QuantMethod = UNQUANTIZED
+
+    def read(self, shard: Shard, home: WeightHome) -> AffineMatrix:
+        if self.rounding.group_columns is not None:
+            shard.check_groups(self.rounding.group_columns)
+        return round_weights(self.read_dense(shard, home), self.rounding)
+
+    def read_dense(self, shard: Shard, home: WeightHome) -> Tensor:
+        """The numbers as they are stored, not rounded."""
+        return self.stored.read_dense(shard, home)

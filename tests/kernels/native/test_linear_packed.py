@@ -1,0 +1,117 @@
+"""Native linear_packed and embedding_packed against the reference ops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.kernels.affine_matrix import AffineMatrix
+from headrace.kernels.native import linear_packed as native_ops
+from headrace.kernels.reference import linear_packed as reference
+from tests.kernels.affine_matrices import KINDS, Kind, random_matrix
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+pytestmark = pytest.mark.usefixtures("instruction_set", "threads")
+
+
+def inputs(count: int, width: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Rows in a wider buffer, beginning at an odd element; each with a size of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    buffer = torch.randn(count, width + 5, generator=generator) * torch.rand(count, 1, generator=generator)
+    return buffer.to(dtype)[:, 3 : 3 + width]
+
+
+def check(
+    matrix: AffineMatrix, x: torch.Tensor, out_dtype: torch.dtype, has_bias: bool, has_int8_inputs: bool
+) -> None:
+    """Compares; the bound is relative to the largest output. Nothing beside the outputs may be written."""
+    num_rows, width = len(x), matrix.num_rows
+    bias = torch.randn(width, generator=torch.Generator().manual_seed(5)) if has_bias else None
+    expected = torch.empty(num_rows, width)
+    reference.linear_packed(x, matrix, bias, expected, 0, has_int8_inputs)
+    out = torch.full((num_rows + 2, width + 7), 7.0, dtype=out_dtype)
+    packed = native_ops.pack_matrix(matrix)
+    native_ops.linear_packed(x, packed, bias, out[1 : num_rows + 1], 3, has_int8_inputs)
+    got = out[1 : num_rows + 1, 3 : 3 + width].float()
+    if num_rows:
+        assert (got - expected).abs().max() <= TOLERANCE[out_dtype] * expected.abs().max()
+    out[1 : num_rows + 1, 3 : 3 + width] = 7.0
+    assert (out == 7.0).all()
+
+
+@pytest.mark.parametrize("has_int8_inputs", [False, True])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 7, 65])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_rows(kind: Kind, num_rows: int, has_int8_inputs: bool) -> None:
+    check(
+        random_matrix(kind, 37, 512),
+        inputs(num_rows, 512, torch.float32),
+        torch.float32,
+        True,
+        has_int8_inputs,
+    )
+
+
+@pytest.mark.parametrize("has_int8_inputs", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("out_dtype", TOLERANCE)
+def test_types(dtype: torch.dtype, out_dtype: torch.dtype, has_int8_inputs: bool) -> None:
+    check(random_matrix(KINDS[1], 20, 96), inputs(6, 96, dtype), out_dtype, False, has_int8_inputs)
+
+
+@pytest.mark.parametrize("has_int8_inputs", [False, True])
+@pytest.mark.parametrize("shape", [(1, 32), (8, 64), (9, 100), (3, 12), (200, 33)])
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[4], Kind(8, group=None)], ids=str)
+def test_widths_that_are_no_whole_tiles(kind: Kind, shape: tuple[int, int], has_int8_inputs: bool) -> None:
+    if kind.group is not None and shape[1] < kind.group:
+        kind = Kind(kind.bits, group=None)
+    check(
+        random_matrix(kind, *shape), inputs(5, shape[1], torch.float32), torch.float32, True, has_int8_inputs
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_extremes_do_not_overflow(kind: Kind) -> None:
+    """All codes and inputs at the ends of their ranges, with one sign and with signs that agree."""
+    matrix = random_matrix(kind, 8, 512)
+    ends = (-128, 127) if kind.bits == 8 else (0, (1 << kind.bits) - 1)
+    for end in ends:
+        matrix.codes.fill_(end)
+        for value in (1.0, -1.0):
+            check(matrix, torch.full((3, 512), value), torch.float32, False, True)
+
+
+def test_a_rows_result_does_not_depend_on_the_others() -> None:
+    for kind in KINDS:
+        packed = native_ops.pack_matrix(random_matrix(kind, 24, 512))
+        x = inputs(70, 512, torch.float32)
+        together, alone = torch.empty(70, 24), torch.empty(1, 24)
+        native_ops.linear_packed(x, packed, None, together, 0, True)
+        for row in (0, 3, 66, 69):
+            native_ops.linear_packed(x[row : row + 1], packed, None, alone, 0, True)
+            assert torch.equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_embedding(kind: Kind, dtype: torch.dtype) -> None:
+    matrix = random_matrix(kind, 19, 512)
+    packed = native_ops.pack_matrix(matrix)
+    ids = torch.tensor([2, 20, 7, 7, 0, 21])
+    for scale, first_row in ((1.0, None), (1.7, 2)):
+        rows = ids.clamp(0, 18) if first_row is None else ids
+        expected = torch.empty(6, 512, dtype=dtype)
+        reference.embedding_packed(rows, matrix, expected, scale, first_row)
+        out = torch.full((8, 512), 7.0, dtype=dtype)
+        native_ops.embedding_packed(rows, packed, out[1:7], scale, first_row)
+        assert torch.equal(out[1:7], expected)
+        assert (out[0] == 7.0).all() and (out[7] == 7.0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_packed_matrices_are_no_larger_than_their_bits(kind: Kind) -> None:
+    packed = native_ops.pack_matrix(random_matrix(kind, 64, 512))
+    group = kind.group or 512
+    scale_bits = 8 + 16 * group / 256 if kind.has_two_levels else 8 * kind.scale_dtype.itemsize
+    per_weight = kind.bits + scale_bits * (1 + kind.has_minimums) / group
+    assert packed.num_bytes == 64 * 512 * per_weight / 8
