@@ -29,12 +29,14 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
         Lark's or GBNF's spelling; empty for ``json_object``.
     backend: the library that compiles it.
     is_compact: JSON without any whitespace between its tokens.
+    source: the schema as it was given, where ``text`` is a rewriting of it.
     """
 
     kind: Kind
     text: str
     backend: str = "llguidance"
     is_compact: bool = False
+    source: str = ""
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True):

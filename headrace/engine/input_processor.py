@@ -9,7 +9,11 @@ from typing import NamedTuple, Protocol
 from headrace.core.output import EngineCoreRequest
 from headrace.engine.prompts import ParsedPrompt, Prompt, parse_prompt
 from headrace.errors import RequestError
+from headrace.grammar.constraint_text import prepare
 from headrace.sampling_params import SamplingParams
+from headrace.structured_outputs import Constraint, StructuredOutputsParams
+
+_MAX_CONSTRAINTS = 64
 
 
 class TextEncoder(Protocol):
@@ -48,6 +52,7 @@ class InputProcessor:
         self.max_model_len = max_model_len
         self.eos_token_ids = list(eos_token_ids)
         self._tokenizer = tokenizer
+        self._constraints: dict[Constraint, tuple[Constraint, list[str]]] = {}
 
     def process(
         self,
@@ -95,9 +100,22 @@ class InputProcessor:
             tenant=tenant,
             priority=priority,
             deadline=deadline,
-            constraint=None if wanted is None else wanted.to_constraint(),
+            constraint=None if wanted is None else self.constraint_of(wanted)[0],
         )
         return ProcessedInput(request, parsed.text)
+
+    def constraint_of(self, wanted: StructuredOutputsParams) -> tuple[Constraint, list[str]]:
+        """(the constraint as the engine takes it, what it says and nobody enforces). Recent ones are kept.
+
+        Raises: GrammarError naming the path of what no grammar can enforce.
+        """
+        constraint = wanted.to_constraint()
+        found = self._constraints.get(constraint)
+        if found is None:
+            found = self._constraints[constraint] = prepare(constraint)
+            if len(self._constraints) > _MAX_CONSTRAINTS:
+                del self._constraints[next(iter(self._constraints))]
+        return found
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:

@@ -87,7 +87,7 @@ class AnswerCheck:
         from jsonschema import Draft202012Validator
         from jsonschema.validators import validator_for
 
-        schema = json.loads(self._constraint.text)
+        schema = json.loads(self._constraint.source or self._constraint.text)
         return validator_for(schema, default=Draft202012Validator)(schema)
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -77,12 +77,10 @@ class CompiledGrammar:
 
     matcher: at the beginning; never advanced, only copied.
     first_mask: [W] uint32, the tokens that may come first.
-    notes: what is not enforced by the grammar though the constraint says it (annotations such as unknown formats).
     """
 
     matcher: GrammarMatcher
     first_mask: np.ndarray
-    notes: list[str] = field(default_factory=list)
 
 
 class GrammarBackend(Protocol):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from headrace.errors import GrammarError
-from headrace.grammar.structural_tags import StructuralTagGrammar
+from headrace.grammar.json_schema import lower_schema
+from headrace.grammar.structural_tags import PARAM, StructuralTagGrammar
 from headrace.structured_outputs import Constraint
 
+WHITESPACE = r"( |\r?\n[ \t]{0,32})?"
+"""Between JSON's tokens: bounded, since models are known to run on in it."""
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _CONTINUED = re.compile(r"\n[ \t]*\|")
-# JSON strings inside a Lark file; a literal newline would end the rule.
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,22 @@ class GrammarText:
     """What a backend compiles.
 
     language: "json" (text is a JSON schema), "regex", "lark" or "gbnf".
-    notes: what the constraint says and the grammar does not enforce.
     """
 
     language: Literal["json", "regex", "lark", "gbnf"]
     text: str
-    notes: list[str] = field(default_factory=list)
+
+
+def prepare(constraint: Constraint) -> tuple[Constraint, list[str]]:
+    """(a constraint whose schema is brought to the words that grammars know, what the schema says and nobody enforces).
+
+    Needs no library. Raises: GrammarError naming the path of what cannot be done.
+    """
+    if constraint.kind != "json" or constraint.source:
+        return constraint, []
+    lowered, notes = lower_schema(json.loads(constraint.text))
+    text = json.dumps(lowered, ensure_ascii=False, separators=(",", ":"))
+    return msgspec.structs.replace(constraint, text=text, source=constraint.text), notes
 
 
 def grammar_text(constraint: Constraint, special_ids: Mapping[str, int]) -> GrammarText:
@@ -40,7 +54,7 @@ def grammar_text(constraint: Constraint, special_ids: Mapping[str, int]) -> Gram
     """
     kind, text = constraint.kind, constraint.text
     if kind == "json":
-        return _schema(text)
+        return GrammarText("json", prepare(constraint)[0].text)
     if kind == "json_object":
         return GrammarText("json", '{"type":"object"}')
     if kind == "choice":
@@ -50,20 +64,13 @@ def grammar_text(constraint: Constraint, special_ids: Mapping[str, int]) -> Gram
     if kind == "grammar":
         is_gbnf = _GBNF_RULE.search(text) is not None
         return GrammarText("gbnf", _CONTINUED.sub(" |", text)) if is_gbnf else GrammarText("lark", text)
-    notes: list[str] = []
-
-    def schema_text(schema: Any, path: str) -> str:
-        lowered = _schema(json.dumps(schema), path)
-        notes.extend(lowered.notes)
-        return lowered.text
-
-    return GrammarText("lark", StructuralTagGrammar(schema_text, special_ids).write(json.loads(text)), notes)
+    return GrammarText("lark", StructuralTagGrammar(_tag_schema, special_ids).write(json.loads(text)))
 
 
-def _schema(text: str, path: str = "$") -> GrammarText:
-    schema = json.loads(text)
-    if schema is False:
-        raise GrammarError(
-            f"{path}: the schema is false: it accepts nothing", code="constraint_accepts_nothing"
-        )
-    return GrammarText("json", "{}" if schema is True else text)
+def _tag_schema(schema: Any, path: str) -> str:
+    """A schema inside a structural tag, on one line."""
+    try:
+        own = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
+        return json.dumps({**lower_schema(schema)[0], "x-guidance": own}, ensure_ascii=False)
+    except GrammarError as error:
+        raise GrammarError(f"structural_tag: {path}: {error.message}", param=PARAM, code=error.code) from None

@@ -5,6 +5,8 @@ regex derivatives, which walks a trie of the vocabulary for each mask. The defau
 from __future__ import annotations
 
 import contextlib
+import json
+from functools import cached_property
 from typing import Any
 
 import llguidance
@@ -12,10 +14,10 @@ import numpy as np
 
 from headrace.errors import GrammarError
 from headrace.grammar.base import CompiledGrammar, GrammarMatcher, TokenVocabulary
-from headrace.grammar.constraint_text import GrammarText, grammar_text
+from headrace.grammar.constraint_text import WHITESPACE, GrammarText, grammar_text
+from headrace.grammar.unique_names import NameTokens, UniqueNamesMatcher, has_free_names
 from headrace.structured_outputs import Constraint
 
-WHITESPACE = r"( |\r?\n[ \t]{0,32})?"
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
@@ -61,7 +63,14 @@ class LLGuidanceBackend:
                 param=f"structured_outputs.{constraint.kind}",
                 code="constraint_not_compiled",
             )
-        return CompiledGrammar(matcher, self._first_mask(matcher, constraint), text.notes)
+        first_mask = self._first_mask(matcher, constraint)
+        if text.language == "json" and has_free_names(json.loads(text.text)):
+            return CompiledGrammar(UniqueNamesMatcher(matcher, self._name_tokens), first_mask)
+        return CompiledGrammar(matcher, first_mask)
+
+    @cached_property
+    def _name_tokens(self) -> NameTokens:
+        return NameTokens(self._vocabulary)
 
     def _first_mask(self, matcher: LLGuidanceMatcher, constraint: Constraint) -> np.ndarray:
         mask = np.zeros((1, self._vocabulary.num_mask_words), np.uint32)
@@ -174,7 +183,7 @@ class _Tokens:
 
 
 def json_options(is_compact: bool) -> dict[str, Any]:
-    """llguidance's options for JSON: whitespace is bounded, since models are known to run on in it."""
+    """llguidance's options for JSON."""
     if is_compact:
         return {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
     return {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}

@@ -1,0 +1,27 @@
+"""JSON Schemas brought to the words that grammar libraries enforce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.grammar.json_schema.document import SchemaDocument, refuse
+from headrace.grammar.json_schema.lowering import SchemaLowering
+from headrace.grammar.json_schema.productive import without_endless
+
+
+def lower_schema(schema: Any) -> tuple[Any, list[str]]:
+    """(an equivalent schema in fewer words, what the schema says and nobody enforces).
+
+    Raises: GrammarError naming the path of what cannot be done.
+    """
+    if isinstance(schema, bool):
+        lowered, notes = schema, []
+    else:
+        lowering = SchemaLowering(SchemaDocument(schema))
+        try:
+            lowered, notes = without_endless(lowering.lower()), lowering.notes
+        except RecursionError:
+            refuse("#", "refers to itself too deeply to be compiled: make it flatter", "constraint_too_deep")
+    if lowered is False:
+        refuse("#", "accepts nothing: its conditions exclude one another", "constraint_accepts_nothing")
+    return {} if lowered is True else lowered, notes
