@@ -10,11 +10,12 @@ Legend: R rows of the step's logits, V vocabulary, N rows or entries of one proc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from headrace.kernels.reference import token_mask as reference_token_mask
 from headrace.runtime.row_parts import row_parts
 
 
@@ -31,20 +32,16 @@ class GrammarMask:
 
     rows: [N] int64.
     words: [N, ceil(V / 32)] int32; bit i of word w allows token 32 * w + i. Tokens past the last word are forbidden.
+    kernels: a ``token_mask`` module of ``headrace.kernels``.
     """
 
     rows: Tensor
     words: Tensor
+    kernels: Any = reference_token_mask
 
     def apply(self, logits: Tensor) -> None:
         """Change ``logits`` in place."""
-        bits = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=self.words.device)
-        is_banned = torch.bitwise_and(self.words.view(torch.uint8)[:, :, None], bits).eq(0).flatten(1)
-        num_known = min(is_banned.shape[1], logits.shape[1])
-        masked = logits.index_select(0, self.rows)
-        masked[:, num_known:] = -torch.inf
-        masked[:, :num_known].masked_fill_(is_banned[:, :num_known], -torch.inf)
-        logits.index_copy_(0, self.rows, masked)
+        self.kernels.apply_token_mask(logits, self.rows, self.words)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ import torch
 
 from headrace.core.output import NewRequest
 from headrace.core.token_mask import TokenMask
+from headrace.kernels.registry import load_kernels
 from headrace.runtime.noise import noise_keys
 from headrace.runtime.penalties import (
     AllowedTokens,
@@ -97,6 +98,7 @@ class SamplingStates:
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
+        self._mask_kernels = load_kernels("token_mask", device)
         self._features = np.zeros(max_num_seqs, np.int64)
         self._temperature = np.ones(max_num_seqs, np.float32)
         self._top_k = np.zeros(max_num_seqs, np.int64)
@@ -147,7 +149,8 @@ class SamplingStates:
         present = int(np.bitwise_or.reduce(features, initial=0))
         processors: list[LogitProcessor] = []
         if mask is not None:
-            processors.append(GrammarMask(*upload([mask.rows, mask.words.view(np.int32)], self._device)))
+            rows, words = upload([mask.rows, mask.words.view(np.int32)], self._device)
+            processors.append(GrammarMask(rows, words, self._mask_kernels))
         if present & _PROCESSORS:
             processors += self._processors(features, present, slots, positions, token_table)
         logprob_rows = np.flatnonzero(features & Feature.LOGPROBS) if present & Feature.LOGPROBS else None
