@@ -1,0 +1,81 @@
+"""Triton linear_packed and embedding_packed against the reference, over all the ways that they take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from headrace.kernels.affine_matrix import AffineMatrix
+from headrace.kernels.reference import linear_packed as reference
+from headrace.kernels.triton import linear_packed as triton_ops
+from tests.kernels.affine_matrices import KINDS, Kind, random_matrix
+from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
+
+
+def check(
+    matrix: AffineMatrix, num_rows: int, dtype: torch.dtype, out_dtype: torch.dtype, has_bias: bool = False
+) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    x = torch.randn(num_rows, matrix.num_columns, generator=generator).to(DEVICE, dtype)
+    bias = torch.randn(matrix.num_rows, generator=generator).to(DEVICE) if has_bias else None
+    on_device = matrix.to(DEVICE)
+    exact = x.double() @ on_device.dequantize().double().T + (0.0 if bias is None else bias.double())
+    out = torch.full((num_rows, matrix.num_rows + 5), 7.0, dtype=out_dtype, device=DEVICE)
+    triton_ops.linear_packed(x, triton_ops.pack_matrix(on_device), bias, out, 3)
+    if num_rows:
+        error = relative_error(out[:, 3 : 3 + matrix.num_rows], exact)
+        # scales of two levels are multiplied and rounded to fp16; weights are rounded to the type of x
+        assert error < max(max_error(dtype), max_error(out_dtype), 1e-3)
+    assert (out[:, :3] == 7.0).all() and (out[:, 3 + matrix.num_rows :] == 7.0).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_kinds(kind: Kind, num_rows: int) -> None:
+    check(random_matrix(kind, 13, 256), num_rows, torch.float32, torch.float32, has_bias=num_rows == 1)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 17, 70])
+@pytest.mark.parametrize("kind", [KINDS[1], KINDS[4]], ids=str)
+def test_rows(kind: Kind, num_rows: int) -> None:
+    check(random_matrix(kind, 37, 192), num_rows, HALF, HALF, has_bias=True)
+    check(random_matrix(kind, 5, 96), num_rows, HALF, torch.float32)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("num_columns", [12, 64, 100, 130])
+def test_one_scale_a_row_for_any_width(num_columns: int, bits: int, num_rows: int) -> None:
+    check(random_matrix(Kind(bits, group=None), 9, num_columns), num_rows, torch.float32, torch.float32)
+
+
+def test_many_rows_are_multiplied_with_decoded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_ops, "MAX_TILED_ROWS", 4)
+    monkeypatch.setattr(triton_ops, "_DECODED_BYTES", 5 * 64 * 4)
+    for kind in (KINDS[1], KINDS[4]):
+        check(random_matrix(kind, 12, 64), 6, torch.float32, torch.float32, has_bias=True)
+
+
+def test_inputs_may_be_rounded() -> None:
+    matrix = random_matrix(KINDS[1], 9, 64).to(DEVICE)
+    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    out, expected = torch.empty(2, 9, device=DEVICE), torch.empty(2, 9, device=DEVICE)
+    triton_ops.linear_packed(x, triton_ops.pack_matrix(matrix), None, out, 0, True)
+    reference.linear_packed(x, matrix, None, expected, 0, True)
+    assert relative_error(out, expected) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_embedding(kind: Kind, dtype: torch.dtype) -> None:
+    matrix = random_matrix(kind, 8, 256).to(DEVICE)
+    packed = triton_ops.pack_matrix(matrix)
+    for scale, first_row, ids in ((1.0, None, [7, 0, 7]), (1.5, 4, [3, 4, 12])):
+        numbers = torch.tensor(ids, device=DEVICE)
+        expected = torch.empty(3, 256, dtype=dtype, device=DEVICE)
+        reference.embedding_packed(numbers, matrix, expected, scale, first_row)
+        out = torch.full_like(expected, torch.nan)
+        triton_ops.embedding_packed(numbers, packed, out, scale, first_row)
+        assert relative_error(out, expected) < max(1e-3, max_error(dtype))
