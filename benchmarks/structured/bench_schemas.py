@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from benchmarks.structured.schema_corpus import Case, accepts, bench_cases, byte_vocabulary, suite_cases
 from headrace.errors import GrammarError
 from headrace.grammar.base import load_backend

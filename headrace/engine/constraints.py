@@ -41,7 +41,7 @@ class Constraints:
     ) -> None:
         self.compiler = GrammarCompiler(load_vocabulary)
         self._max_compile_s = max_compile_s
-        self._jump_forward = jump_forward
+        self.jump_forward = jump_forward
         self._pending: dict[str, tuple[Request, PendingGrammar]] = {}
         self._answers: dict[str, ConstrainedAnswer] = {}
         self._filler = ThreadPoolExecutor(1, thread_name_prefix="headrace-masks")
@@ -64,7 +64,7 @@ class Constraints:
             if pending.is_done() and pending.future.exception() is None:
                 del self._pending[request.request_id]
                 grammar = pending.result()
-                answer = ConstrainedAnswer(request, grammar, self.compiler.vocabulary, self._jump_forward)
+                answer = ConstrainedAnswer(request, grammar, self.compiler.vocabulary, self.jump_forward)
                 self._answers[request.request_id] = answer
                 ready.append((request, answer.begin()))
         return ready

@@ -34,7 +34,7 @@ class ChunkFormat(abc.ABC):
         self.n = request.n or 1
         self.names = TokenNames(front_end.tokenizer, bool(request.return_tokens_as_token_ids))
         self.wants_token_ids = bool(request.return_token_ids)
-        self._head = {
+        self._head: dict[str, Any] = {
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": f"headrace-{__version__}",
@@ -51,6 +51,12 @@ class ChunkFormat(abc.ABC):
     def head(self, object_name: str) -> dict[str, Any]:
         """The fields that open each body and chunk."""
         return {"id": self.response_id, "object": object_name, **self._head}
+
+    def add_notes(self, notes: list[str]) -> None:
+        """Report what the request's constraint says and nobody enforces."""
+        if notes:
+            self._head["structured_outputs"] = {"notes": notes}
+            self.envelope = ChunkEnvelope(self.head(self.chunk_name), self._wants_usage)
 
     @staticmethod
     def has_logprobs(request: GenerationRequest) -> bool:

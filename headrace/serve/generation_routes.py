@@ -16,6 +16,7 @@ from headrace.serve.answering import answer
 from headrace.serve.body import decode_body
 from headrace.serve.chat_format import ChatFormat
 from headrace.serve.chat_plan import ChatPlan, plan_chat
+from headrace.serve.chunk_format import ChunkFormat
 from headrace.serve.completion_format import CompletionFormat
 from headrace.serve.context import ServerContext, tokenizer_of
 from headrace.serve.errors import ApiError
@@ -44,6 +45,7 @@ async def create_completion(context: ServerContext, request: Request, body: byte
     else:
         prompts = completion_prompts(wanted, front_end)
     form = CompletionFormat(wanted, model, front_end)
+    form.add_notes(await _constraint_notes(params, front_end, len(body)))
     return await answer(context.llm, _job(context, wanted, prompts, params, form))
 
 
@@ -73,9 +75,22 @@ async def answer_chat(
     plan.adjust(params, prompt)
     form = make_format(wanted, model, front_end, plan, prompt)
     try:
+        notes = await _constraint_notes(params, front_end, num_bytes)
+        if isinstance(form, ChunkFormat):
+            form.add_notes(notes)
         return await answer(context.llm, _job(context, wanted, [prompt], params, form))
     except GrammarError as error:
         raise tool_schema_error(error, plan.use) from None
+
+
+async def _constraint_notes(params: SamplingParams, front_end: FrontEnd, num_bytes: int) -> list[str]:
+    """What the request's constraint says and nobody enforces. Raises GrammarError for one that no grammar can."""
+    wanted = params.structured_outputs
+    if wanted is None:
+        return []
+    if num_bytes > _LARGE_BODY_BYTES:
+        return (await asyncio.to_thread(front_end.inputs.constraint_of, wanted))[1]
+    return front_end.inputs.constraint_of(wanted)[1]
 
 
 def _job(

@@ -16,7 +16,12 @@ import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "serving.md", ROOT / "docs" / "tools.md"]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "serving.md",
+    ROOT / "docs" / "tools.md",
+    ROOT / "docs" / "structured.md",
+]
 
 
 @pytest.fixture(scope="module")

@@ -151,6 +151,16 @@ def test_what_cannot_be_compiled_is_a_400(
     assert error["type"] == "invalid_request_error" and re.search(message, error["message"]), error
 
 
+def test_what_nobody_enforces_is_reported(masked: LaunchedServer) -> None:
+    text = {"type": "string", "maxLength": 3, "format": "color"}
+    schema = {**SMALL, "properties": {**SMALL["properties"], "hue": text}}
+    notes = masked.chat("Go.", max_tokens=60, guided_json=schema).json()["structured_outputs"]["notes"]
+    assert notes == ["#/properties/hue/format 'color' is not checked: it is taken as an annotation"]
+    assert "structured_outputs" not in masked.chat("Go.", max_tokens=60, guided_json=SMALL).json()
+    events = masked.stream("/v1/completions", prompt="Go.", max_tokens=60, guided_json=schema)
+    assert events[0]["structured_outputs"]["notes"] == notes
+
+
 def test_others_go_on_while_a_grammar_is_compiled(masked: LaunchedServer) -> None:
     huge = {"enum": [f"{number:x}" * 6 for number in range(8000)]}
     started = time.monotonic()
