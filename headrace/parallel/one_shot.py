@@ -26,6 +26,10 @@ _SAFE_SIZES = (2, 4, 8)
 """Numbers of ranks for which torch's kernel adds in one order everywhere."""
 
 
+_DTYPES = (torch.float32, torch.bfloat16)
+"""Types that torch's kernel adds."""
+
+
 class OneShotCommunicator:
     """Sums of up to ``max_bytes`` bytes in one shot, all else by ``inner``.
 
@@ -66,7 +70,7 @@ class OneShotCommunicator:
     def all_reduce(self, x: torch.Tensor) -> None:
         """See ``Communicator``."""
         num_bytes = x.numel() * x.element_size()
-        if num_bytes > self.max_bytes:
+        if num_bytes > self.max_bytes or x.dtype not in _DTYPES:
             self._inner.all_reduce(x)
         else:
             flat = x.view(-1)

@@ -164,6 +164,8 @@ class RankLoop:
         try:
             while True:
                 busy_s = time.process_time() if clock is None else time.clock_gettime(clock)
+                times = os.times()
+                busy_s += times.children_user + times.children_system  # compilers that it waits for
                 self._status.beat(int(busy_s * 1e3))
                 if self._sends_beats:
                     self._voice.send(RankBeat(self._status.numbers()))
