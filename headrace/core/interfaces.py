@@ -42,6 +42,9 @@ class Executor(Protocol):
     def sample_tokens(self, mask: TokenMask | None) -> Future[ModelRunnerOutput]:
         """Sample for the step last given to ``execute_model``; ``mask`` is of its constrained requests, or None."""
 
+    def rank_memory_bytes(self) -> list[int]:
+        """What each rank held on its device when it was loaded: weights, KV blocks, buffers."""
+
     def check_alive(self) -> None:
         """Raises EngineDeadError when no step can be run any more."""
 

@@ -46,6 +46,7 @@ class EngineStats(msgspec.Struct):
     disk_hit_tokens: int = 0
     num_stored_blocks: int = 0
     num_failed_blocks: int = 0
+    rank_memory_bytes: list[int] = []
 
     @property
     def kv_cache_usage(self) -> float:
@@ -250,6 +251,7 @@ class EngineCore:
         scheduler, lifecycle, kv = self.scheduler, self.scheduler.lifecycle, self.scheduler.kv
         cache = kv.stats()
         return EngineStats(
+            rank_memory_bytes=self.executor.rank_memory_bytes(),
             num_running=len(lifecycle.running),
             num_waiting=lifecycle.num_waiting,
             num_kv_blocks=kv.num_blocks,

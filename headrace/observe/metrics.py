@@ -54,6 +54,7 @@ CORE_COUNTERS = {
 KV_USAGE = ("kv_cache_usage_perc", "Share of KV blocks that unfinished requests hold, in [0, 1].")
 PROMPT_TOKENS = ("prompt_tokens", "Prompt tokens of requests that began to be answered.")
 GENERATION_TOKENS = ("generation_tokens", "Generated tokens.")
+RANK_MEMORY = ("rank_memory_bytes", "Device memory that each rank held when it was loaded.")
 REQUEST_SUCCESS = ("request_success", "Answers that ended, by reason.")
 CONSTRAINT_VIOLATIONS = (
     "constraint_violations",
@@ -150,6 +151,10 @@ def _families(metrics: ServingMetrics, model_name: str) -> Iterator[Metric]:
         yield single(GaugeMetricFamily, (name, doc), stats.get(key, 0))
     for name, (doc, key) in CORE_COUNTERS.items():
         yield single(CounterMetricFamily, (name, doc), stats.get(key, 0))
+    memory = GaugeMetricFamily(_PREFIX + RANK_MEMORY[0], RANK_MEMORY[1], labels=[*labels, "rank"])
+    for rank, num_bytes in enumerate(stats.get("rank_memory_bytes", [])):
+        memory.add_metric([*values, str(rank)], num_bytes)
+    yield memory
     num_violations = metrics.num_invalid_answers + stats.get("num_constraint_violations", 0)
     yield single(CounterMetricFamily, CONSTRAINT_VIOLATIONS, num_violations)
     yield single(CounterMetricFamily, PROMPT_TOKENS, metrics.num_prompt_tokens)

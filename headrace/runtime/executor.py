@@ -31,6 +31,10 @@ class PendingStep(Protocol):
 class StepWorker(Protocol):
     """What the executor drives; all calls come from one thread at a time, in step order."""
 
+    @property
+    def loaded_memory_bytes(self) -> int:
+        """What it held on its device when it was loaded."""
+
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """The model's KV groups."""
 
@@ -122,6 +126,10 @@ class InProcessExecutor:
         if self._waits:
             future.exception()
         return future
+
+    def rank_memory_bytes(self) -> list[int]:
+        """What the one rank held on its device when it was loaded."""
+        return [self._worker.loaded_memory_bytes]
 
     def check_alive(self) -> None:
         """Raises EngineDeadError when a step has failed, or after a shutdown."""

@@ -130,6 +130,10 @@ class FakeExecutor:
         self.poll()
         return step.output_future
 
+    def rank_memory_bytes(self) -> list[int]:
+        """A fake holds nothing."""
+        return []
+
     def check_alive(self) -> None:
         """A fake fails in its futures only."""
 

@@ -102,6 +102,10 @@ class MultiprocExecutor:
         """What each rank said of its memory when it was ready."""
         return [self._ready[rank] for rank in range(self._num_ranks)]
 
+    def rank_memory_bytes(self) -> list[int]:
+        """What each rank held on its device when it was ready."""
+        return [report.memory_bytes for report in self.rank_reports()]
+
     def pids(self) -> list[int]:
         """Process ids of the ranks that run on this host, in order."""
         return [peer.process.pid for peer in self._peers if peer.process is not None]

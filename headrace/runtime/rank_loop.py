@@ -120,7 +120,7 @@ class RankLoop:
                 worker.num_kv_blocks(),
                 worker.weight_bytes_read,
                 worker.num_kv_blocks() * worker.kv_cache_specs()[0].bytes_per_block,
-                platform.used_memory_bytes(),
+                worker.loaded_memory_bytes,
                 platform.describe(),
             )
         )

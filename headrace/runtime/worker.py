@@ -124,6 +124,7 @@ class Worker:
         )
         self._num_blocks = world.smallest(self._size_kv_cache())
         self._runner: ModelRunner | None = self._make_runner(self._num_blocks)
+        self.loaded_memory_bytes = self._platform.used_memory_bytes()
         logger.info(
             "%s on %s: %s, %d KV blocks of %d tokens",
             source.name,

@@ -72,3 +72,10 @@ def test_state_of_the_core() -> None:
     assert found["vllm:kv_cache_usage_perc"] == 0.25
     assert found["vllm:num_preemptions_total"] == 4
     assert found["vllm:prefix_cache_queries_total"] == 100 and found["vllm:prefix_cache_hits_total"] == 60
+
+
+def test_memory_of_each_rank() -> None:
+    metrics = ServingMetrics()
+    metrics.core_stats = {"rank_memory_bytes": [5, 7]}
+    found = samples(metrics)
+    assert (found["vllm:rank_memory_bytes rank=0"], found["vllm:rank_memory_bytes rank=1"]) == (5, 7)

@@ -38,6 +38,8 @@ class RecordingWorker:
         self._delay_s = delay_s
         self._step_id = 0
 
+    loaded_memory_bytes = 11
+
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         return [KVCacheSpec("full", (0,), 64)]
 

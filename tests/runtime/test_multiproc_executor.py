@@ -80,6 +80,7 @@ def test_a_killed_rank_ends_the_engine(folder: Path) -> None:
     reports = core.executor.rank_reports()
     assert len(reports) == 2 and all(report.num_kv_blocks == 64 for report in reports)
     assert sum(report.weight_bytes_read for report in reports) > 0
+    assert core.stats().rank_memory_bytes == [report.memory_bytes for report in reports]
     start_request(core)
     for _ in range(3):
         core.step()
