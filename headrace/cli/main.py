@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": ("headrace.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
     "generate": ("headrace.cli.generate:generate", "Answer prompts; the text alone goes to stdout."),
     "bench": ("headrace.cli.bench:bench", "Run a workload file of token ids and report speed and latencies."),
+    "cache": ("headrace.cli.cache:cache", "Draw the prefix cache of a running server."),
     "explain": ("headrace.cli.explain:explain", "Print every effective setting and where it comes from."),
 }
 

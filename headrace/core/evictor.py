@@ -8,6 +8,7 @@ from headrace.core.leaf_queue import LeafQueue
 from headrace.core.radix_tree import RadixNode, RadixTree
 
 MAX_PASSED_OVER = 16  # leaves or blocks in use by steps in flight that one search looks past
+MAX_REMEMBERED = 4096  # prefixes that left, for explaining misses
 FOREVER = 1 << 62
 
 
@@ -33,6 +34,7 @@ class Evictor:
         self.in_transfer: set[int] = set()
         self.loading: set[int] = set()
         self.num_unlocked = 0
+        self._gone: dict[int, None] = {}  # hashes of prefixes that left, oldest first
         self.num_evicted_blocks = 0
         self._pool = pool
         self._tree = tree
@@ -107,6 +109,7 @@ class Evictor:
         if not num_positions:
             return False
         parent = leaf.parent
+        self._remember(leaf, leaf.num_blocks - num_positions)
         if self._tier is not None:
             for index in range(leaf.num_blocks - 1, leaf.num_blocks - 1 - num_positions, -1):
                 self._offer(leaf, index, [ids[index] for ids in leaf.blocks])
@@ -116,6 +119,18 @@ class Evictor:
         if not leaf.tokens and parent is not None:
             self.tidy(parent)
         return True
+
+    def was_evicted(self, namespace: str, prefix: bytes) -> bool:
+        """Whether the last block of ``prefix`` was cached and has left not long ago."""
+        return hash((namespace, prefix)) in self._gone
+
+    def _remember(self, leaf: RadixNode, first: int) -> None:
+        """The blocks of a leaf from ``first`` on leave: whoever matches up to there can be told."""
+        namespace, path = self._tree.path_tokens(leaf)
+        end = len(path) - (leaf.num_blocks - first - 1) * self._tree.block_bytes
+        self._gone[hash((namespace, path[:end]))] = None
+        if len(self._gone) > MAX_REMEMBERED:
+            del self._gone[next(iter(self._gone))]
 
     def _num_movable(self, leaf: RadixNode, num_positions: int, fenced_too: bool) -> int:
         """How many of the last ``num_positions`` of a leaf may go now."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from copy import copy
 
 from headrace.core.block_pool import BlockPool
-from headrace.core.interfaces import CacheTier
+from headrace.core.cache_pins import CachePins
+from headrace.core.interfaces import CacheTier, Clock
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.kv_capacity import longest_request, verify_specs
 from headrace.core.kv_commit import BlockCommitter
@@ -42,6 +44,7 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         min_copy_tokens: int = 4,
         tier: CacheTier | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         verify_specs(specs, num_blocks, block_size)
         self.specs = specs
@@ -52,7 +55,8 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self.cache = RadixCache(self.pool, specs, block_size, tier)
         self.is_prefix_caching_enabled = enable_prefix_caching
-        self._min_copy_tokens = max(1, min_copy_tokens)
+        self.min_copy_tokens = max(1, min_copy_tokens)
+        self.pins = CachePins(self.cache, clock)
         self._windows = self.cache.windows
         self._copies = PendingCopies(self.cache)
         self._committer = BlockCommitter(self.cache, block_size)
@@ -112,7 +116,7 @@ class KVCacheManager:
 
         Nothing is held: pass the result to ``admit`` soon. Its blocks count as used now.
         """
-        return self._match(request, max_tokens, self._min_copy_tokens)
+        return self._match(request, max_tokens, self.min_copy_tokens)
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of whole blocks that ``match`` would find now. Nothing counts as used by asking."""
@@ -142,7 +146,7 @@ class KVCacheManager:
         if match is None:
             match = self.cache.no_match()
         elif match.version != self.cache.tree.version:
-            match = self._match(request, match.num_tokens, self._min_copy_tokens)
+            match = self._match(request, match.num_tokens, self.min_copy_tokens)
         if self._admit(request, match, num_tokens, step_id, reserve_blocks):
             return True
         if match.partial is None:
@@ -271,12 +275,13 @@ class KVCacheManager:
         self.pool.decref(block_ids)
 
     def reset_prefix_cache(self) -> bool:
-        """Drop all that no running request uses; True if nothing is left in the cache."""
+        """Drop all that no running request uses, pins too; True if nothing is left in the cache."""
+        self.pins.release_all()
         return self.cache.reset()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Recompute every count from the owners. Raises AssertionError naming the block or the request."""
-        check_ledger(self.cache, list(self._requests), list(requests))
+        check_ledger(self.cache, list(self._requests), list(requests), self.pins.nodes())
 
     # ---- inside ---------------------------------------------------------------------------------------------
 

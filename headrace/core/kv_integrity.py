@@ -10,9 +10,12 @@ from headrace.core.radix_tree import RadixNode
 from headrace.core.request import Request
 
 
-def check_ledger(cache: RadixCache, admitted: list[Request], requests: list[Request]) -> None:
+def check_ledger(
+    cache: RadixCache, admitted: list[Request], requests: list[Request], pinned: list[RadixNode]
+) -> None:
     """Compare all reference counts, locks and totals with what requests, tree, copies and transfers really hold.
 
+    pinned: ends of paths that pins lock.
     admitted: requests that the manager knows; requests: those that their owner knows (idle ones may be among them).
     Raises: AssertionError naming the block, the node or the request.
     """
@@ -35,7 +38,7 @@ def check_ledger(cache: RadixCache, admitted: list[Request], requests: list[Requ
     cache.pool.check_integrity()
     pool = cache.pool
     assert pool.num_free + pool.num_fenced + len(owners) == pool.num_blocks, f"{len(owners)} blocks are owned"
-    _check_locks(cache, admitted)
+    _check_locks(cache, admitted, pinned)
     _check_idle(cache)
 
 
@@ -99,10 +102,10 @@ def _check_request(cache: RadixCache, request: Request) -> None:
     assert list(memoryview(tokens).cast("I")) == expected, f"{name}: the path it locks holds other tokens"
 
 
-def _check_locks(cache: RadixCache, admitted: list[Request]) -> None:
+def _check_locks(cache: RadixCache, admitted: list[Request], pinned: list[RadixNode]) -> None:
     locks: Counter[int] = Counter()
-    for request in admitted:
-        node = held_blocks(request).node
+    ends = [held_blocks(request).node for request in admitted]
+    for node in [*ends, *pinned]:
         while node is not None:
             locks[id(node)] += 1
             node = node.parent

@@ -95,6 +95,7 @@ class Scheduler:
         step = Step(self.last_step_id + 1, self.cascade.num_saved_tokens)
         if self.tier_loads is not None:
             self.tier_loads.poll()
+        self.kv.pins.refresh()
         self.lifecycle.collect_prepared()
         if self.policy.is_priority:
             self._make_way_for_urgent(step)
@@ -291,10 +292,12 @@ class Scheduler:
 
     def _break_deadlock(self) -> None:
         """Nothing runs and nothing is in flight: protected requests hold all memory, or parts of groups hold all seats.
-        The last in order gives way."""
+        The last in order gives way. If nothing runs but something waits, pins hold what it needs."""
         running = self.lifecycle.running
         if running and not self.in_flight:
             self._preempt(max(running, key=self.policy.key), "deadlock")
+        elif not self.in_flight and len(self.lifecycle.waiting) and not self.kv.cache.evictor.in_transfer:
+            self.kv.pins.release_oldest()
 
     # ---- out and in -----------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from headrace.config import EngineConfig
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest
@@ -15,7 +16,15 @@ from headrace.engine.client import EngineCoreClient, refusal_error
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.input_processor import ProcessedInput
 from headrace.engine.mailbox import Mailbox
-from headrace.engine.messages import CoreReady, CoreSpec, LoadProgress, Refusal, StepNews
+from headrace.engine.messages import (
+    CacheCall,
+    CacheReply,
+    CoreReady,
+    CoreSpec,
+    LoadProgress,
+    Refusal,
+    StepNews,
+)
 from headrace.engine.output_processor import RequestOutputKind
 from headrace.engine.process_client import ProcessClient
 from headrace.engine.prompts import ParsedPrompt, Prompt
@@ -79,6 +88,7 @@ class AsyncLLM:
         self._live: dict[str, _Live] = {}
         self._core_ids: dict[str, str] = {}
         self._serial = itertools.count()
+        self._cache_calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._death: HeadraceError | None = None
         self._front_end: FrontEnd | None = None
         self._opening: asyncio.Task[FrontEnd] | None = None
@@ -132,6 +142,18 @@ class AsyncLLM:
         """Raises the error that ended the engine, if it has ended."""
         if self._death is not None:
             raise self._death
+
+    async def call_cache(self, action: str, **arguments: Any) -> dict[str, Any]:
+        """Ask something of the prefix cache: ``reset``, ``tree``, ``explain``, ``pin`` or ``unpin`` (``CacheAdmin``).
+
+        Raises: RequestError for wrong arguments; what ended the engine.
+        """
+        await self.wait_ready()
+        call = CacheCall(next(self._serial), action, arguments)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._cache_calls[call.call_id] = future
+        self._client.call_cache(call)
+        return await future
 
     async def shutdown(self, timeout_s: float = 5.0) -> None:
         """End the engine; requests still running fail with EngineDeadError. Calling twice is allowed."""
@@ -305,6 +327,16 @@ class AsyncLLM:
             self._front_end.outputs.end(refusal.request_id, "error", refusal.message)
             live.mailbox.fail(refusal_error(refusal))
 
+    def on_cache_reply(self, reply: CacheReply) -> None:
+        """Whoever asked is told."""
+        future = self._cache_calls.pop(reply.call_id, None)
+        if future is None or future.done():
+            return
+        if reply.error is not None:
+            future.set_exception(RequestError(reply.error, param=reply.param))
+        else:
+            future.set_result(reply.result)
+
     def on_death(self, error: HeadraceError) -> None:
         """The core is gone: every reader is told."""
         if self._death is not None:
@@ -319,6 +351,10 @@ class AsyncLLM:
             live.mailbox.fail(error)
         self._live.clear()
         self._core_ids.clear()
+        for future in self._cache_calls.values():
+            if not future.done():
+                future.set_exception(error)
+        self._cache_calls.clear()
 
     def _count(self, outputs: list[EngineCoreOutput]) -> None:
         num_tokens = 0

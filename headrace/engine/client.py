@@ -7,7 +7,16 @@ from typing import Protocol
 
 from headrace import errors
 from headrace.core.output import EngineCoreRequest
-from headrace.engine.messages import CoreFailed, CoreReady, FromCore, LoadProgress, Refusal, StepNews
+from headrace.engine.messages import (
+    CacheCall,
+    CacheReply,
+    CoreFailed,
+    CoreReady,
+    FromCore,
+    LoadProgress,
+    Refusal,
+    StepNews,
+)
 from headrace.errors import EngineDeadError, HeadraceError
 
 
@@ -25,6 +34,9 @@ class EngineListener(Protocol):
 
     def on_refusal(self, refusal: Refusal) -> None:
         """A request was not taken."""
+
+    def on_cache_reply(self, reply: CacheReply) -> None:
+        """The answer to a ``CacheCall``."""
 
     def on_death(self, error: HeadraceError) -> None:
         """The core ended without being told to. Comes once; nothing comes after it."""
@@ -59,6 +71,10 @@ class EngineCoreClient(abc.ABC):
         """End one answer of a request, whose text met a stop string."""
 
     @abc.abstractmethod
+    def call_cache(self, call: CacheCall) -> None:
+        """Ask something of the prefix cache; the listener hears the reply. Raises EngineDeadError."""
+
+    @abc.abstractmethod
     def shutdown(self, timeout_s: float = 5.0) -> None:
         """End the core, by force after ``timeout_s``. Calling twice is allowed."""
 
@@ -75,6 +91,8 @@ class EngineCoreClient(abc.ABC):
             listener.on_step(message)
         elif isinstance(message, Refusal):
             listener.on_refusal(message)
+        elif isinstance(message, CacheReply):
+            listener.on_cache_reply(message)
         elif isinstance(message, LoadProgress):
             listener.on_progress(message)
         elif isinstance(message, CoreReady):

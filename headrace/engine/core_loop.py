@@ -15,6 +15,8 @@ from headrace.engine.messages import (
     AbortChild,
     AbortRequests,
     AddRequest,
+    CacheCall,
+    CacheReply,
     CoreFailed,
     CoreReady,
     CoreSpec,
@@ -41,6 +43,9 @@ class Core(Protocol):
 
     def abort_child(self, request_id: str, child_index: int) -> Any:
         """End one answer of a request."""
+
+    def call_cache(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Ask something of the prefix cache. Raises RequestError."""
 
     def step(self) -> list[EngineCoreOutput]:
         """Do one step; returns its news."""
@@ -125,6 +130,8 @@ class CoreLoop:
             elif isinstance(message, AbortChild):
                 core.abort_child(message.request_id, message.child_index)
                 self._tell_if_idle(core)
+            elif isinstance(message, CacheCall):
+                self._call_cache(core, message)
             else:
                 return False
 
@@ -132,6 +139,12 @@ class CoreLoop:
         """After an abort there may be no step any more that would report the gauges."""
         if not core.has_work():
             self._send(StepNews([], stats_of(core)))
+
+    def _call_cache(self, core: Core, call: CacheCall) -> None:
+        try:
+            self._send(CacheReply(call.call_id, core.call_cache(call.action, call.arguments)))
+        except RequestError as error:
+            self._send(CacheReply(call.call_id, error=error.message, param=error.param))
 
     def _add(self, core: Core, request: EngineCoreRequest) -> None:
         try:

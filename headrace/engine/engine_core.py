@@ -7,11 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 
 from headrace.core import fork
 from headrace.core.beam_search import BeamSearch
+from headrace.core.cache_admin import CacheAdmin
 from headrace.core.cache_tiers import TieredCache
 from headrace.core.completion import finish
 from headrace.core.interfaces import Executor, MaskSource
@@ -239,6 +241,12 @@ class EngineCore:
         family = self._families.get(request_id)
         if family is not None and all(request.is_finished for request in family):
             del self._families[request_id]
+
+    def call_cache(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Ask something of the prefix cache by name: ``reset``, or an action of ``CacheAdmin``. Raises RequestError."""
+        if action == "reset":
+            return {"is_empty": self.reset_prefix_cache()}
+        return CacheAdmin(self.scheduler.kv).call(action, arguments)
 
     def reset_prefix_cache(self) -> bool:
         """Drop every cached block that no request uses, in all tiers; True if the device's cache is empty now."""

@@ -40,6 +40,23 @@ class AbortChild(msgspec.Struct, tag="abort_child"):
     child_index: int
 
 
+class CacheCall(msgspec.Struct, tag="cache"):
+    """Ask something of the prefix cache; a ``CacheReply`` of the same ``call_id`` comes back."""
+
+    call_id: int
+    action: str
+    arguments: dict[str, Any] = {}
+
+
+class CacheReply(msgspec.Struct, tag="cache_reply"):
+    """The answer: plain values, or why it was refused."""
+
+    call_id: int
+    result: dict[str, Any] = {}
+    error: str | None = None
+    param: str | None = None
+
+
 class StopCore(msgspec.Struct, tag="stop"):
     """End the engine core now; whatever still runs is dropped."""
 
@@ -83,5 +100,5 @@ class CoreFailed(msgspec.Struct, tag="failed"):
     trace: str = ""
 
 
-ToCore = AddRequest | AbortRequests | AbortChild | StopCore
-FromCore = LoadProgress | CoreReady | StepNews | Refusal | CoreFailed
+ToCore = AddRequest | AbortRequests | AbortChild | CacheCall | StopCore
+FromCore = LoadProgress | CoreReady | StepNews | Refusal | CacheReply | CoreFailed

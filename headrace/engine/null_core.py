@@ -71,6 +71,10 @@ class NullCore:
                 EngineCoreOutput(request_id, child_index, finish_reason="abort", timeline=sequence.timeline)
             )
 
+    def call_cache(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """There is no cache: what is asked comes back."""
+        return {"action": action, **arguments}
+
     def step(self) -> list[EngineCoreOutput]:
         """One token for every running answer."""
         if self._step_s:

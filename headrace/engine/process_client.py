@@ -24,6 +24,7 @@ from headrace.engine.messages import (
     AbortChild,
     AbortRequests,
     AddRequest,
+    CacheCall,
     CoreSpec,
     FromCore,
     StopCore,
@@ -91,6 +92,11 @@ class ProcessClient(EngineCoreClient):
         """End one answer of a request."""
         if self._death is None:
             self._send(AbortChild(request_id, child_index))
+
+    def call_cache(self, call: CacheCall) -> None:
+        """Ask something of the prefix cache."""
+        self.check_alive()
+        self._send(call)
 
     def shutdown(self, timeout_s: float = 5.0) -> None:
         """Tell the core to stop; kill it after ``timeout_s``."""

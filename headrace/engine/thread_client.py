@@ -15,6 +15,7 @@ from headrace.engine.messages import (
     AbortChild,
     AbortRequests,
     AddRequest,
+    CacheCall,
     CoreFailed,
     CoreSpec,
     FromCore,
@@ -72,6 +73,11 @@ class ThreadClient(EngineCoreClient):
     def abort_child(self, request_id: str, child_index: int) -> None:
         """End one answer of a request."""
         self._inbox.put(AbortChild(request_id, child_index))
+
+    def call_cache(self, call: CacheCall) -> None:
+        """Ask something of the prefix cache."""
+        self.check_alive()
+        self._inbox.put(call)
 
     def shutdown(self, timeout_s: float = 5.0) -> None:
         """Tell the core to stop and wait for it; a thread that hangs is left to the process's end."""

@@ -39,11 +39,16 @@ CORE_GAUGES = {
     "num_requests_waiting": ("Requests that wait to be computed.", "num_waiting"),
     "num_kv_blocks_held": ("KV blocks that unfinished requests hold.", "num_held_blocks"),
     "num_kv_blocks_cached": ("KV blocks that only the prefix cache holds.", "num_cached_blocks"),
+    "num_host_cache_blocks": ("KV blocks in the host memory tier.", "num_host_blocks"),
+    "num_disk_cache_blocks": ("KV blocks in the disk tier.", "num_disk_blocks"),
 }
 CORE_COUNTERS = {
     "num_preemptions": ("Requests set back to free memory for others.", "num_preemptions"),
     "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
     "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+    "host_cache_hits": ("Prompt tokens brought back from the host memory tier.", "host_hit_tokens"),
+    "disk_cache_hits": ("Prompt tokens brought back from the disk tier.", "disk_hit_tokens"),
+    "cache_tier_failed_blocks": ("KV blocks that a tier lost or could not take.", "num_failed_blocks"),
     "engine_steps": ("Steps of the engine.", "num_steps"),
     "forced_tokens": (
         "Tokens that a grammar forced, committed without a step of their own.",

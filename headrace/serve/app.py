@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.serve import generation_routes, probe_routes, token_routes
+from headrace.serve import cache_routes, generation_routes, probe_routes, token_routes
 from headrace.serve.answering import DIRECT_SEND
 from headrace.serve.body import read_body
 from headrace.serve.connection import while_connected
@@ -39,6 +39,7 @@ OPEN_ROUTES: dict[str, Getter] = {
     "/metrics": probe_routes.show_metrics,
 }
 GET_ROUTES: dict[str, Getter] = {
+    "/cache": cache_routes.show_cache,
     "/v1/models": probe_routes.list_models,
     "/v1/models/{model:path}": probe_routes.show_model,
 }
@@ -48,6 +49,10 @@ POST_ROUTES: dict[str, Poster] = {
     "/v1/responses": response_routes.create_response,
     "/v1/messages": message_routes.create_message,
     "/v1/messages/count_tokens": message_routes.count_tokens,
+    "/cache/reset": cache_routes.reset_cache,
+    "/cache/explain": cache_routes.explain_cache,
+    "/cache/pin": cache_routes.pin_prefix,
+    "/cache/unpin": cache_routes.unpin_prefix,
     "/tokenize": token_routes.tokenize,
     "/detokenize": token_routes.detokenize,
 }

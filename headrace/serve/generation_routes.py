@@ -14,6 +14,7 @@ from headrace.errors import GrammarError
 from headrace.sampling_params import SamplingParams
 from headrace.serve.answering import answer
 from headrace.serve.body import decode_body
+from headrace.serve.cache_routes import control_in, pin_if_asked
 from headrace.serve.chat_format import ChatFormat
 from headrace.serve.chat_plan import ChatPlan, plan_chat
 from headrace.serve.chunk_format import ChunkFormat
@@ -44,6 +45,7 @@ async def create_completion(context: ServerContext, request: Request, body: byte
         prompts = await asyncio.to_thread(completion_prompts, wanted, front_end)
     else:
         prompts = completion_prompts(wanted, front_end)
+    await pin_if_asked(context, wanted.cache_control, prompts)
     form = CompletionFormat(wanted, model, front_end)
     form.add_notes(await _constraint_notes(params, front_end, len(body)))
     return await answer(context.llm, _job(context, wanted, prompts, params, form))
@@ -73,6 +75,9 @@ async def answer_chat(
     else:
         prompt = chat_prompt(wanted, front_end, plan)
     plan.adjust(params, prompt)
+    await pin_if_asked(
+        context, control_in({"messages": wanted.messages, "cache_control": wanted.cache_control}), [prompt]
+    )
     form = make_format(wanted, model, front_end, plan, prompt)
     try:
         notes = await _constraint_notes(params, front_end, num_bytes)

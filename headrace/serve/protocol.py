@@ -53,6 +53,7 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     return_tokens_as_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    cache_control: Any = None
     request_id: str | None = None
     response_format: Any = None
     structured_outputs: Any = None

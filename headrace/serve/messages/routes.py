@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.prompts import ParsedPrompt
 from headrace.serve.body import decode_body
+from headrace.serve.cache_routes import control_in
 from headrace.serve.chat_plan import ChatPlan, plan_chat
 from headrace.serve.context import ServerContext, tokenizer_of
 from headrace.serve.errors import ApiError, json_response
@@ -24,6 +26,7 @@ from headrace.serve.protocol import ChatRequest
 async def create_message(context: ServerContext, request: Request, body: bytes) -> Response:
     """Answer a conversation."""
     wanted = chat_request(decode_body(body, MessagesRequest))
+    wanted.cache_control = control_in(msgspec.json.decode(body))
     return await answer_chat(context, wanted, len(body), _make_format)
 
 

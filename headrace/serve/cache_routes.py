@@ -1,0 +1,177 @@
+"""Routes of the prefix cache: GET /cache, POST /cache/reset, /cache/explain, /cache/pin, /cache/unpin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.engine.front_end import FrontEnd
+from headrace.engine.prompts import ParsedPrompt
+from headrace.serve.body import decode_body
+from headrace.serve.chat_plan import plan_chat
+from headrace.serve.context import ServerContext, tokenizer_of
+from headrace.serve.errors import ApiError, json_response
+from headrace.serve.prompts import chat_prompt, completion_prompts
+from headrace.serve.protocol import ChatRequest, CompletionRequest
+
+MAX_SHOWN_NODES = 10_000
+TTLS_S = {"5m": 300.0, "1h": 3600.0}
+"""``cache_control.ttl`` as Anthropic's API spells it."""
+
+
+class CachePrompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which prompt is meant: ``prompt`` (text or token ids) or ``messages``; the salt is the request's own."""
+
+    model: str | None = None
+    prompt: Any = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    ttl: str | None = None
+    ttl_s: float | None = None
+
+
+async def show_cache(context: ServerContext, request: Request) -> Response:
+    """The tree, large subtrees first, each node with the text it begins with."""
+    text = request.query_params.get("max_nodes", "200")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_SHOWN_NODES:
+        raise ApiError(
+            400, f"max_nodes must be in [1, {MAX_SHOWN_NODES}]; got {text[:20]}", param="max_nodes"
+        )
+    tree = await context.llm.call_cache("tree", max_nodes=int(text))
+    front_end = await context.llm.front_end()
+    for node in tree.get("nodes", ()):
+        # what others' prompts say is not shown to whoever may read the tree
+        node["text"] = None if node["is_salted"] else _text(front_end, node["token_ids"])
+        del node["token_ids"]
+    return json_response(tree)
+
+
+async def reset_cache(context: ServerContext, request: Request, body: bytes) -> Response:
+    """Forget every prefix that no running request uses, in all tiers, pins too."""
+    return json_response(await context.llm.call_cache("reset"))
+
+
+async def explain_cache(context: ServerContext, request: Request, body: bytes) -> Response:
+    """What is cached of a prompt, and why not more."""
+    _, prompt = await _prompt_of(context, body)
+    report = await explain(context, prompt)
+    return json_response({**report, "num_prompt_tokens": len(prompt.token_ids or [])})
+
+
+async def pin_prefix(context: ServerContext, request: Request, body: bytes) -> Response:
+    """Keep a prompt's prefix for a time; also what of it is computed later."""
+    wanted, prompt = await _prompt_of(context, body)
+    ttl_s = wanted.ttl_s if wanted.ttl_s is not None else ttl_of({"ttl": wanted.ttl or "5m"})
+    return json_response(await _call(context, "pin", prompt, ttl_s=ttl_s))
+
+
+async def unpin_prefix(context: ServerContext, request: Request, body: bytes) -> Response:
+    """Let a pinned prefix go."""
+    _, prompt = await _prompt_of(context, body)
+    return json_response(await _call(context, "unpin", prompt))
+
+
+async def explain(context: ServerContext, prompt: ParsedPrompt) -> dict[str, Any]:
+    """The report of a prompt, tokens with their texts."""
+    report = await _call(context, "explain", prompt)
+    front_end = await context.llm.front_end()
+    for name in ("cached_token", "prompt_token"):
+        if report.get(name) is not None:
+            report[name] = {"id": report[name], "text": _text(front_end, [report[name]])}
+    return report
+
+
+def ttl_of(control: Any) -> float:
+    """Seconds that a ``cache_control`` object asks for. Raises ApiError 400."""
+    ttl = control.get("ttl", "5m") if isinstance(control, dict) else None
+    kind = control.get("type", "ephemeral") if isinstance(control, dict) else None
+    if kind != "ephemeral" or ttl not in TTLS_S:
+        raise ApiError(
+            400,
+            f"cache_control must be {{'type': 'ephemeral', 'ttl': {' or '.join(map(repr, TTLS_S))}}}",
+            param="cache_control",
+            code="invalid_value",
+        )
+    return TTLS_S[ttl]
+
+
+async def pin_if_asked(context: ServerContext, control: Any, prompts: Sequence[ParsedPrompt]) -> None:
+    """Pin prompts that are about to be computed, if ``control`` (``cache_control``) asks for it. Raises ApiError."""
+    if control is None:
+        return
+    ttl_s = ttl_of(control)
+    front_end = await context.llm.front_end()
+    if context.llm.config.cache.enable_prefix_caching:
+        for prompt in prompts:
+            await _call(context, "pin", _with_ids(prompt, front_end), ttl_s=ttl_s)
+
+
+def control_in(value: Any) -> Any:
+    """The ``cache_control`` of longest life anywhere in a JSON value, or None."""
+    found: list[Any] = []
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            if item.get("cache_control") is not None:
+                found.append(item["cache_control"])
+            pending += [
+                part for name, part in item.items() if name in ("messages", "system", "tools", "content")
+            ]
+        elif isinstance(item, list):
+            pending += item
+    return max(found, key=ttl_of, default=None)
+
+
+def _with_ids(prompt: ParsedPrompt, front_end: FrontEnd) -> ParsedPrompt:
+    if prompt.token_ids is not None:
+        return prompt
+    return ParsedPrompt(prompt.text, tokenizer_of(front_end).encode(prompt.text or ""), prompt.cache_salt)
+
+
+async def _call(context: ServerContext, action: str, prompt: ParsedPrompt, **more: Any) -> dict[str, Any]:
+    arguments = {"token_ids": prompt.token_ids, "namespace": prompt.cache_salt, **more}
+    return await context.llm.call_cache(action, **arguments)
+
+
+async def _prompt_of(context: ServerContext, body: bytes) -> tuple[CachePrompt, ParsedPrompt]:
+    wanted = decode_body(body, CachePrompt)
+    await context.check_model(wanted.model)
+    if (wanted.prompt is None) == (wanted.messages is None):
+        raise ApiError(400, "give either prompt or messages", param="prompt", code="missing_field")
+    front_end = await context.llm.front_end()
+    return wanted, await asyncio.to_thread(_parse, wanted, front_end, context)
+
+
+def _parse(wanted: CachePrompt, front_end: FrontEnd, context: ServerContext) -> ParsedPrompt:
+    salt = wanted.cache_salt or ""
+    if wanted.prompt is not None:
+        request = CompletionRequest(
+            prompt=wanted.prompt, cache_salt=salt or None, add_special_tokens=wanted.add_special_tokens
+        )
+        prompts = completion_prompts(request, front_end)
+        if len(prompts) != 1:
+            raise ApiError(400, "give one prompt", param="prompt", code="invalid_value")
+        return _with_ids(prompts[0], front_end)
+    chat = ChatRequest(
+        messages=wanted.messages or [],
+        tools=wanted.tools,
+        chat_template=wanted.chat_template,
+        chat_template_kwargs=wanted.chat_template_kwargs,
+        cache_salt=salt or None,
+    )
+    return chat_prompt(chat, front_end, plan_chat(chat, tokenizer_of(front_end), context.config))
+
+
+def _text(front_end: FrontEnd, token_ids: list[int]) -> str | None:
+    tokenizer = front_end.tokenizer
+    return None if tokenizer is None else tokenizer.decode(token_ids, skip_special_tokens=False)

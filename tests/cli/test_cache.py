@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from headrace.cli.cache import as_text
+from tests.cli.conftest import CommandLine
+
+NODE = {"start": 0, "users": 0, "is_pinned": False, "bytes": 3 << 20, "uses_ago": 7, "is_salted": False}
+
+
+def test_the_tree_is_drawn_with_users_pins_and_sizes() -> None:
+    text = as_text(
+        {
+            "nodes": [
+                {
+                    **NODE,
+                    "depth": 0,
+                    "num_tokens": 512,
+                    "text": "You are a\nhelpful assistant" + "!" * 80,
+                    "users": 3,
+                },
+                {
+                    **NODE,
+                    "depth": 1,
+                    "num_tokens": 64,
+                    "text": "Question",
+                    "is_pinned": True,
+                    "bytes": 5 << 30,
+                },
+                {**NODE, "depth": 1, "num_tokens": 16, "text": None, "bytes": 900},
+            ],
+            "num_nodes_left_out": 4,
+            "num_cached_blocks": 37,
+            "num_blocks": 100,
+            "block_size": 16,
+            "num_pins": 1,
+        }
+    )
+    first, top, below, salted, more = text.splitlines()
+    assert first == "37 of 100 blocks of 16 tokens are in the tree (37%), 1 pins"
+    assert (
+        top.startswith("+512 tokens, 3 MiB, 7 uses ago, 3 users  'You are a helpful assistant!")
+        and "…" in top
+    )
+    assert below == "  +64 tokens, 5.0 GiB, 7 uses ago, pinned  'Question'"
+    assert salted == "  +16 tokens, 900 B, 7 uses ago  (salted)"
+    assert more == "and 4 smaller nodes (--max-nodes)"
+
+
+def test_no_server_is_told_in_one_line(headrace: CommandLine) -> None:
+    assert headrace("cache", "--url", "http://127.0.0.1:9") == 2
+    assert "no Headrace server answers" in headrace.err and "Traceback" not in headrace.err
