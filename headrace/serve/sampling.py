@@ -30,6 +30,7 @@ _SAME_NAME = (
     "bad_words",
     "allowed_token_ids",
     "prompt_logprobs",
+    "logprobs_from",
 )
 _DEFAULT_COMPLETION_TOKENS = 16
 
