@@ -13,6 +13,12 @@ namespace HR_ISA {
 
 namespace {
 
+// Blocks lie anywhere, so that a CPU does not foresee the next one: it is asked for while this one is read.
+template <typename T>
+inline void prefetch(const T* row, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + i);
+}
+
 // One item and KV head.
 struct Work {
   const HrAttention& a;
@@ -46,16 +52,30 @@ struct Work {
     return max64(0, min64(num_keys(), plan.row_positions[row_start + r] + 1 - start));
   }
 
-  // f(key, where its row is) for the keys [first, last) of the item, block by block.
+  // f(key, where its row is, how many rows follow in the same block, itself counted, where the next block's rows are)
+  // for the keys [first, last). After the last block the next one is the same again.
   template <typename T, typename F>
-  void for_keys(const HrCache& cache, int64_t first, int64_t last, F f) const {
+  void for_blocks(const HrCache& cache, int64_t first, int64_t last, F f) const {
+    const T* head = (const T*)cache.data + kv_head * cache.head_stride;
     while (first < last) {
       const int64_t block = (start + first) / plan.block_size, place = (start + first) % plan.block_size;
-      const T* row = (const T*)cache.data + blocks[block] * cache.block_stride + kv_head * cache.head_stride +
-                     place * cache.token_stride;
-      const int64_t stop = min64(last, first + plan.block_size - place);
-      for (; first < stop; ++first, row += cache.token_stride) f(first, row);
+      const int64_t count = min64(last - first, plan.block_size - place);
+      const int64_t next = first + count < last ? block + 1 : block;
+      f(first, head + blocks[block] * cache.block_stride + place * cache.token_stride, count,
+        head + blocks[next] * cache.block_stride);
+      first += count;
     }
+  }
+
+  // f(key, where its row is)
+  template <typename T, typename F>
+  void for_keys(const HrCache& cache, int64_t first, int64_t last, F f) const {
+    for_blocks<T>(cache, first, last, [&](int64_t s, const T* row, int64_t count, const T* next) {
+      for (int64_t i = 0; i < count; ++i) {
+        prefetch(next + i * cache.token_stride, a.head_dim);
+        f(s + i, row + i * cache.token_stride);
+      }
+    });
   }
 
   // Query q (row by row, heads of a row together), scaled, as fp32.
@@ -107,22 +127,19 @@ Softmax normalise(float* scores, int64_t first, int64_t last, int64_t padded, fl
       store_some(scores + i, cap * tanh(load_some(scores + i, last - i) * inverse), last - i);
   }
   int64_t i = first;
-  for (; i + kLanes <= last; i += kLanes) {
-    const Vec v = load(scores + i);
-    tops = select(v > tops, v, tops);
-  }
+  for (; i + kLanes <= last; i += kLanes) tops = max(load(scores + i), tops);
   float top = max_lane(tops);
   for (; i < last; ++i) top = scores[i] > top ? scores[i] : top;
   const Vec shift = splat(top);
   Vec sums = {};
   for (i = first; i + kLanes <= last; i += kLanes) {
-    const Vec v = exp(load(scores + i) - shift);
+    const Vec v = exp_of_negative(load(scores + i) - shift);
     store(scores + i, v);
     sums += v;
   }
   float weight = sum(sums);
   if (i < last) {
-    const Vec v = exp(load_part(scores + i, last - i) - shift);
+    const Vec v = exp_of_negative(load_part(scores + i, last - i) - shift);
     store_part(scores + i, v, last - i);
     for (int64_t lane = 0; lane < last - i; ++lane) weight += v[lane];
   }
@@ -133,22 +150,48 @@ Softmax normalise(float* scores, int64_t first, int64_t last, int64_t padded, fl
 
 constexpr int kFewQueries = 4;  // that share one reading
 
-// scores[q][s] = query q . key s
+// scores[q][0 .. N) = query q . N keys, for N = 4 or 1. All orders of summing are those of sums_of_4.
+template <int Q, int N, typename C>
+inline void score_keys(const float* queries, int64_t dim, const C* key, int64_t key_stride, float* scores,
+                       int64_t stride) {
+  Vec sums[Q][N] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= dim; i += kLanes) {
+    Vec keys[N];
+    for (int n = 0; n < N; ++n) keys[n] = load(key + n * key_stride + i);
+    for (int q = 0; q < Q; ++q) {
+      const Vec query = load(queries + q * dim + i);
+      for (int n = 0; n < N; ++n) sums[q][n] += query * keys[n];
+    }
+  }
+  if (i < dim)
+    for (int q = 0; q < Q; ++q)
+      for (int n = 0; n < N; ++n)
+        sums[q][n] += load_part(queries + q * dim + i, dim - i) * load_part(key + n * key_stride + i, dim - i);
+  for (int q = 0; q < Q; ++q) {
+    if constexpr (N == 4) {
+      sums_of_4(sums[q][0], sums[q][1], sums[q][2], sums[q][3], scores + q * stride);
+    } else {
+      float found[4];
+      sums_of_4(sums[q][0], Vec{}, Vec{}, Vec{}, found);
+      scores[q * stride] = found[0];
+    }
+  }
+}
+
 template <int Q, typename C>
 void few_scores(const Work& work, const float* queries, int64_t dim, int64_t first, int64_t last, float* scores,
                 int64_t stride) {
-  work.for_keys<C>(work.a.keys, first, last, [&](int64_t s, const C* key) {
-    Vec sums[Q] = {};
-    int64_t i = 0;
-    for (; i + kLanes <= dim; i += kLanes) {
-      const Vec k = load(key + i);
-      for (int q = 0; q < Q; ++q) sums[q] += k * load(queries + q * dim + i);
+  const int64_t key_stride = work.a.keys.token_stride;
+  work.for_blocks<C>(work.a.keys, first, last, [&](int64_t s, const C* key, int64_t count, const C* next) {
+    for (; count >= 4; count -= 4, s += 4, key += 4 * key_stride, next += 4 * key_stride) {
+      for (int n = 0; n < 4; ++n) prefetch(next + n * key_stride, dim);
+      score_keys<Q, 4>(queries, dim, key, key_stride, scores + s, stride);
     }
-    if (i < dim) {
-      const Vec k = load_part(key + i, dim - i);
-      for (int q = 0; q < Q; ++q) sums[q] += k * load_part(queries + q * dim + i, dim - i);
+    for (; count > 0; --count, ++s, key += key_stride, next += key_stride) {
+      prefetch(next, dim);
+      score_keys<Q, 1>(queries, dim, key, key_stride, scores + s, stride);
     }
-    for (int q = 0; q < Q; ++q) scores[q * stride + s] = sum(sums[q]);
   });
 }
 
@@ -157,12 +200,16 @@ template <int Q, int V, typename C>
 void few_values(const Work& work, const float* weights, int64_t stride, int64_t first, int64_t last, int64_t i,
                 int64_t dim, float* out) {
   Vec sums[Q][V] = {};
-  work.for_keys<C>(work.a.values, first, last, [&](int64_t s, const C* value) {
-    Vec v[V];
-    for (int j = 0; j < V; ++j) v[j] = load_some(value + i + j * kLanes, V == 1 ? dim - i : kLanes);
-    for (int q = 0; q < Q; ++q) {
-      const Vec weight = splat(weights[q * stride + s]);
-      for (int j = 0; j < V; ++j) sums[q][j] += weight * v[j];
+  const int64_t value_stride = work.a.values.token_stride;
+  work.for_blocks<C>(work.a.values, first, last, [&](int64_t s, const C* value, int64_t count, const C* next) {
+    for (value += i, next += i; count > 0; --count, ++s, value += value_stride, next += value_stride) {
+      prefetch(next, V * kLanes);
+      Vec v[V];
+      for (int j = 0; j < V; ++j) v[j] = load_some(value + j * kLanes, V == 1 ? dim - i : kLanes);
+      for (int q = 0; q < Q; ++q) {
+        const Vec weight = splat(weights[q * stride + s]);
+        for (int j = 0; j < V; ++j) sums[q][j] += weight * v[j];
+      }
     }
   });
   for (int q = 0; q < Q; ++q)
@@ -222,26 +269,53 @@ struct ManySizes {
     dim_padded = ceil_div(dim, kPanel) * kPanel;
     key_panels = keys_padded * dim;
     value_panels = dim_padded * work.num_keys();
-    queries = kMaxRows * dim;
+    queries = max64(kMaxRows, kPanel) * dim;  // first, rows of keys to be packed
     scores = kMaxRows * keys_padded;
     out = kMaxRows * dim_padded;
   }
   int64_t total() const { return key_panels + value_panels + queries + scores + out; }
 };
 
-// Keys as [panels of 16 keys][dim][16].
+// to[i * kPanel + lane] = rows[lane * dim + i] for 16 lanes.
+void transpose_panel(const float* rows, int64_t dim, float* to) {
+  int64_t i = 0;
+#if defined(__AVX2__)
+  for (; i + 8 <= dim; i += 8)
+    for (int half = 0; half < 2; ++half) {
+      __m256 v[8], pairs[8], quads[8];
+      for (int r = 0; r < 8; ++r) v[r] = _mm256_loadu_ps(rows + (half * 8 + r) * dim + i);
+      for (int r = 0; r < 8; r += 2) {
+        pairs[r] = _mm256_unpacklo_ps(v[r], v[r + 1]);
+        pairs[r + 1] = _mm256_unpackhi_ps(v[r], v[r + 1]);
+      }
+      for (int r = 0; r < 8; r += 4) {
+        quads[r] = _mm256_shuffle_ps(pairs[r], pairs[r + 2], 0x44);
+        quads[r + 1] = _mm256_shuffle_ps(pairs[r], pairs[r + 2], 0xee);
+        quads[r + 2] = _mm256_shuffle_ps(pairs[r + 1], pairs[r + 3], 0x44);
+        quads[r + 3] = _mm256_shuffle_ps(pairs[r + 1], pairs[r + 3], 0xee);
+      }
+      for (int r = 0; r < 4; ++r) {
+        _mm256_storeu_ps(to + (i + r) * kPanel + half * 8, _mm256_permute2f128_ps(quads[r], quads[r + 4], 0x20));
+        _mm256_storeu_ps(to + (i + r + 4) * kPanel + half * 8, _mm256_permute2f128_ps(quads[r], quads[r + 4], 0x31));
+      }
+    }
+#endif
+  for (; i < dim; ++i)
+    for (int lane = 0; lane < kPanel; ++lane) to[i * kPanel + lane] = rows[lane * dim + i];
+}
+
+// Keys as [panels of 16 keys][dim][16]; ``rows`` [16][dim] is scratch.
 template <typename C>
-void pack_keys(const Work& work, float* to) {
+void pack_keys(const Work& work, float* to, float* rows) {
   const int64_t dim = work.a.head_dim, count = work.num_keys();
   work.for_keys<C>(work.a.keys, 0, count, [&](int64_t s, const C* key) {
-    float* panel = to + s / kPanel * dim * kPanel + s % kPanel;
-    for (int64_t i = 0; i < dim; i += kLanes) {
-      const Vec v = load_some(key + i, dim - i);
-      for (int64_t j = 0; j < min64(kLanes, dim - i); ++j) panel[(i + j) * kPanel] = v[j];
-    }
+    float* row = rows + s % kPanel * dim;
+    for (int64_t i = 0; i < dim; i += kLanes) store_some(row + i, load_some(key + i, dim - i), dim - i);
+    if (s % kPanel == kPanel - 1) transpose_panel(rows, dim, to + s / kPanel * dim * kPanel);
   });
-  for (int64_t s = count; s % kPanel != 0; ++s)
-    for (int64_t i = 0; i < dim; ++i) to[s / kPanel * dim * kPanel + i * kPanel + s % kPanel] = 0;
+  if (count % kPanel == 0) return;
+  for (int64_t i = count % kPanel * dim; i < kPanel * dim; ++i) rows[i] = 0;
+  transpose_panel(rows, dim, to + count / kPanel * dim * kPanel);
 }
 
 // Values as [panels of 16 elements of a head][keys][16].
@@ -319,7 +393,7 @@ void run_many(const Work& work, float* floats) {
   memory.queries = memory.values + sizes.value_panels;
   memory.scores = memory.queries + sizes.queries;
   memory.out = memory.scores + sizes.scores;
-  pack_keys<C>(work, memory.keys);
+  pack_keys<C>(work, memory.keys, memory.queries);
   pack_values<C>(work, memory.values);
   for (int64_t q = 0; q < work.num_queries(); q += kMaxRows) {
     const int64_t count = min64(kMaxRows, work.num_queries() - q);

@@ -121,6 +121,37 @@ static inline float sum(Vec v) {
   return lanes[0];
 }
 
+// {sum(a), sum(b), sum(c), sum(d)}
+static inline void sums_of_4(Vec a, Vec b, Vec c, Vec d, float* out) {
+#if defined(__AVX512F__)
+  const __m256 v[4] = {_mm256_add_ps(_mm512_castps512_ps256((__m512)a), _mm512_extractf32x8_ps((__m512)a, 1)),
+                       _mm256_add_ps(_mm512_castps512_ps256((__m512)b), _mm512_extractf32x8_ps((__m512)b, 1)),
+                       _mm256_add_ps(_mm512_castps512_ps256((__m512)c), _mm512_extractf32x8_ps((__m512)c, 1)),
+                       _mm256_add_ps(_mm512_castps512_ps256((__m512)d), _mm512_extractf32x8_ps((__m512)d, 1))};
+#elif defined(__AVX2__)
+  const __m256 v[4] = {(__m256)a, (__m256)b, (__m256)c, (__m256)d};
+#endif
+#if defined(__AVX2__)
+  const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(v[0], v[1]), _mm256_unpackhi_ps(v[0], v[1]));
+  const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(v[2], v[3]), _mm256_unpackhi_ps(v[2], v[3]));
+  const __m256 all = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+#else
+  vst1q_f32(out, vpaddq_f32(vpaddq_f32((float32x4_t)a, (float32x4_t)b), vpaddq_f32((float32x4_t)c, (float32x4_t)d)));
+#endif
+}
+
+// The larger of each pair; b where either is NaN.
+static inline Vec max(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return (Vec)(((IntVec)a & (a > b)) | ((IntVec)b & ~(a > b)));
+#endif
+}
+
 static inline float max_lane(Vec v) {
   float lanes[kLanes];
   store(lanes, v);
