@@ -154,7 +154,8 @@ constexpr int kFewQueries = 4;  // that share one reading
 template <int Q, int N, typename C>
 inline void score_keys(const float* queries, int64_t dim, const C* key, int64_t key_stride, float* scores,
                        int64_t stride) {
-  Vec sums[Q][N] = {};
+  Vec sums[Q][N];
+  clear(sums);
   int64_t i = 0;
   for (; i + kLanes <= dim; i += kLanes) {
     Vec keys[N];
@@ -199,7 +200,8 @@ void few_scores(const Work& work, const float* queries, int64_t dim, int64_t fir
 template <int Q, int V, typename C>
 void few_values(const Work& work, const float* weights, int64_t stride, int64_t first, int64_t last, int64_t i,
                 int64_t dim, float* out) {
-  Vec sums[Q][V] = {};
+  Vec sums[Q][V];
+  clear(sums);
   const int64_t value_stride = work.a.values.token_stride;
   work.for_blocks<C>(work.a.values, first, last, [&](int64_t s, const C* value, int64_t count, const C* next) {
     for (value += i, next += i; count > 0; --count, ++s, value += value_stride, next += value_stride) {
@@ -331,7 +333,8 @@ void pack_values(const Work& work, float* to) {
 template <int R, int P>
 void multiply_some(const float* rows, int64_t stride, const float* panels, int64_t panel_stride, int64_t inputs,
                    float* out, int64_t out_stride) {
-  Vec sums[R][P * kPanelVecs] = {};
+  Vec sums[R][P * kPanelVecs];
+  clear(sums);
   multiply<R, P>(rows, stride, panels, panel_stride, inputs, sums);
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < P * kPanelVecs; ++i) store(out + r * out_stride + i * kLanes, sums[r][i]);

@@ -47,6 +47,13 @@ static inline Vec splat(float value) {
 #endif
 }
 
+// Not "= {}", which GCC makes a slow instruction that clears memory: sums belong into registers.
+template <int R, int N>
+static inline void clear(Vec (&sums)[R][N]) {
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < N; ++i) sums[r][i] = Vec{};
+}
+
 static inline Vec load(const float* p) {
   Vec v;
   __builtin_memcpy(&v, p, sizeof(v));
