@@ -15,18 +15,28 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from headrace.attention.base import AttentionShape
 from headrace.attention.metadata import AttentionMetadata
-from headrace.attention.reference import ReferenceBackend
+from headrace.attention.native import NativeBackend
+from headrace.kernels.native import sampling
+from headrace.kernels.reference import sampling as plain
 from headrace.kernels.registry import Ops
 from headrace.runtime.kv_cache import KVCacheLayout
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 576, 1536, 9, 3, 64, 49152
-LINEARS = {"qkv": (960, 576), "out": (576, 576), "gate_up": (3072, 576), "down": (576, 1536), "head": (49152, 576)}
+LINEARS = {
+    "qkv": (960, 576),
+    "out": (576, 576),
+    "gate_up": (3072, 576),
+    "down": (576, 1536),
+    "head": (49152, 576),
+}
 COLD_BYTES = 96 << 20
 SECONDS = 0.1
 REPEAT = 3
@@ -34,10 +44,7 @@ REPEAT = 3
 
 @dataclass
 class Case:
-    """One kernel on one shape.
-
-    run: (ops, copy number) -> None.  num_bytes, num_flops: that one call must move and compute.
-    """
+    """One kernel on one shape. num_bytes, num_flops: what one call must move and compute."""
 
     name: str
     native: Callable[[], None]
@@ -69,8 +76,8 @@ def linear_cases(native: Ops, reference: Ops) -> Iterator[Case]:
                 x, out = torch.randn(rows, inputs), torch.empty(rows, outputs)
                 yield Case(
                     f"linear {name} {str(dtype)[6:]} x{rows}",
-                    in_turn([lambda w=w: native.linear(x, w, None, out) for w in packed]),
-                    in_turn([lambda w=w: reference.linear(x, w, None, out) for w in plain]),
+                    in_turn([partial(native.linear, x, w, None, out) for w in packed]),
+                    in_turn([partial(reference.linear, x, w, None, out) for w in plain]),
                     size,
                     2.0 * rows * outputs * inputs,
                 )
@@ -108,26 +115,28 @@ def attention_cases(native: Ops, reference: Ops) -> Iterator[Case]:
                 table,
                 16,
             )
-            plan = ReferenceBackend(shape, torch.device("cpu")).plan(metadata)
+            plan = NativeBackend(shape, torch.device("cpu")).plan(metadata)
             qkv = torch.randn(sum(queries), (HEADS + 2 * KV_HEADS) * DIM)
             out = torch.empty(sum(queries), HEADS * DIM)
             pairs = sum(q * (c - q) + q * (q + 1) / 2 for q, c in zip(queries, contexts, strict=True))
 
-            def call(ops: Ops, cache: torch.Tensor) -> Callable[[], None]:
-                return lambda: ops.attention(
-                    qkv, cache[:, 0], cache[:, 1], plan, out, HEADS, KV_HEADS, DIM, DIM**-0.5
-                )
-
+            rest = (plan, out, HEADS, KV_HEADS, DIM, DIM**-0.5)
+            own, plain = (
+                [partial(ops.attention, qkv, cache[:, 0], cache[:, 1], *rest) for cache in caches]
+                for ops in (native, reference)
+            )
             yield Case(
                 f"attention {name} {str(dtype)[6:]}",
-                in_turn([call(native, cache) for cache in caches]),
-                in_turn([call(reference, cache) for cache in caches]),
+                in_turn(own),
+                in_turn(plain),
                 num_blocks * layout.bytes_per_block,
                 4.0 * pairs * HEADS * DIM,
             )
 
 
 def small_cases(native: Ops, reference: Ops) -> Iterator[Case]:
+    table = torch.randn(VOCAB, HIDDEN)
+    packed = native.pack_weight(table)
     for rows in (1, 32, 512):
         x, residual = torch.randn(rows, HIDDEN), torch.randn(rows, HIDDEN)
         out, norm = torch.empty(rows, HIDDEN), torch.ones(HIDDEN)
@@ -135,43 +144,34 @@ def small_cases(native: Ops, reference: Ops) -> Iterator[Case]:
         qkv = torch.randn(rows, (HEADS + 2 * KV_HEADS) * DIM)
         cache = torch.randn(64, 2, KV_HEADS, 16, DIM)
         index, slots = torch.arange(rows), torch.randperm(64 * 16)[:rows]
-        cos_sin = torch.rand(2048, DIM)
-        table = torch.randn(VOCAB, HIDDEN)
         ids = torch.randint(0, VOCAB, (rows,))
-        packed = native.pack_weight(table)
         yield Case(
             f"embedding packed x{rows}",
-            lambda: native.embedding(ids, packed, out),
-            lambda: reference.embedding(ids, table, out),
+            partial(native.embedding, ids, packed, out),
+            partial(reference.embedding, ids, table, out),
             8.0 * rows * HIDDEN,
         )
-        sizes = (HEADS, KV_HEADS, DIM)
-        tensors = (cos_sin, index, slots, cache[:, 0], cache[:, 1])
-        calls: dict[str, tuple[Callable[[Ops], None], float]] = {
-            "rms_norm": (lambda ops: ops.rms_norm(x, norm, 1e-5, out), 8.0 * rows * HIDDEN),
-            "add_rms_norm": (lambda ops: ops.add_rms_norm(x, residual, norm, 1e-5, out), 16.0 * rows * HIDDEN),
-            "gated_act": (lambda ops: ops.gated_act(gate_up, "silu", inner), 12.0 * rows * INNER),
-            "rope_and_store": (
-                lambda ops: ops.rope_and_store(qkv, None, None, 1e-5, *tensors, *sizes),
-                12.0 * qkv.numel(),
-            ),
-            "gather_rows": (lambda ops: ops.gather_rows(x, index, out), 8.0 * rows * HIDDEN),
-            "soft_cap": (lambda ops: ops.soft_cap(gate_up, 50.0), 8.0 * gate_up.numel()),
+        rope = (qkv, None, None, 1e-5, torch.rand(2048, DIM), index, slots, cache[:, 0], cache[:, 1])
+        calls: dict[str, tuple[tuple[Any, ...], float]] = {
+            "rms_norm": ((x, norm, 1e-5, out), 8.0 * x.numel()),
+            "add_rms_norm": ((x, residual, norm, 1e-5, out), 16.0 * x.numel()),
+            "gated_act": ((gate_up, "silu", inner), 12.0 * inner.numel()),
+            "rope_and_store": ((*rope, HEADS, KV_HEADS, DIM), 12.0 * qkv.numel()),
+            "gather_rows": ((x, index, out), 8.0 * x.numel()),
+            "soft_cap": ((gate_up, 50.0), 8.0 * gate_up.numel()),
         }
-        for name, (call, num_bytes) in calls.items():
-            yield Case(f"{name} x{rows}", lambda c=call: c(native), lambda c=call: c(reference), num_bytes)
+        for name, (arguments, num_bytes) in calls.items():
+            own, plain = (partial(getattr(ops, name), *arguments) for ops in (native, reference))
+            yield Case(f"{name} x{rows}", own, plain, num_bytes)
 
 
 def argmax_cases(native: Ops, reference: Ops) -> Iterator[Case]:
-    from headrace.kernels.native import sampling
-    from headrace.kernels.reference import sampling as plain
-
     for rows in (1, 32):
         logits = torch.randn(rows, VOCAB)
         yield Case(
             f"row_argmax x{rows}",
-            lambda: sampling.row_argmax(logits),
-            lambda: plain.row_argmax(logits),
+            partial(sampling.row_argmax, logits),
+            partial(plain.row_argmax, logits),
             4.0 * logits.numel(),
         )
 
@@ -214,7 +214,12 @@ def main() -> None:
     clock = time.process_time if args.cpu_time else time.perf_counter
     native, reference = Ops.for_device("cpu", "native"), Ops.for_device("cpu", "reference")
     print(f"{'kernel':<38}{'native us':>11}{'reference':>11}{'ratio':>7}{'GB/s':>7}{'GFLOP/s':>9}")
-    groups = {"linear": linear_cases, "attention": attention_cases, "small": small_cases, "row_argmax": argmax_cases}
+    groups = {
+        "linear": linear_cases,
+        "attention": attention_cases,
+        "small": small_cases,
+        "row_argmax": argmax_cases,
+    }
     groups["copy_blocks"] = copy_cases
     chosen = [make for name, make in groups.items() if args.filter.startswith(name)] or list(groups.values())
     for cases in chosen:

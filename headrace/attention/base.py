@@ -74,6 +74,7 @@ class AttentionBackend(Protocol):
 
 BACKENDS: dict[str, str] = {
     "reference": "headrace.attention.reference:ReferenceBackend",
+    "native": "headrace.attention.native:NativeBackend",
     "triton": "headrace.attention.triton:TritonBackend",
 }
 

@@ -102,10 +102,9 @@ class Worker:
         self.kv_dtype = self.dtype
         if cache.kv_cache_dtype != "auto":
             self.kv_dtype = self._platform.resolve_dtype(cache.kv_cache_dtype, None)
-        uses_triton = self._device.type == "cuda" and device.kernels == "auto"
         self._kernels = device.kernels
-        self._attention = "triton" if uses_triton else "reference"
-        self._max_graph_tokens = device.max_graph_tokens if uses_triton else 0
+        self._attention = kernel_kinds(self._device, device.kernels)[0]
+        self._max_graph_tokens = device.max_graph_tokens if self._attention == "triton" else 0
         self._ops = Ops.for_device(self._device, device.kernels, world.tensor.communicator)
         self._num_heads = _length(world.tensor.share(arch.num_attention_heads, "attention heads"))
         self._num_kv_heads = _length(world.tensor.kv_share(arch.num_kv_heads))
@@ -218,7 +217,7 @@ class Worker:
         assert self._model is not None
         self._model.bind_kv_cache(kv_cache)
         model: Model = self._model
-        if kernel_kinds(self._device, self._kernels)[0] == "native":
+        if self._attention == "native":
             model = NativeStep(self._model)
         if self._world.link is not None:
             model = StagedModel(model, self._model, self._world.link)

@@ -8,8 +8,8 @@ import torch
 
 from headrace.attention.base import AttentionShape
 from headrace.attention.metadata import AttentionMetadata, AttentionPlan
+from headrace.attention.native import NativeBackend
 from headrace.attention.plan_buffers import exact_plan
-from headrace.attention.reference import ReferenceBackend
 from headrace.attention.work_list import Tiling, build_work_list
 from headrace.kernels.native.attention import attention
 from tests.attention.paged_cases import PagedCase, make_case, random_lens
@@ -35,7 +35,7 @@ def run(case: PagedCase, plan: AttentionPlan, dtype: torch.dtype = torch.float32
     return result
 
 
-def check(case: PagedCase, tiling: Tiling = ReferenceBackend.tiling, tolerance: float = 5e-6) -> torch.Tensor:
+def check(case: PagedCase, tiling: Tiling = NativeBackend.tiling, tolerance: float = 5e-6) -> torch.Tensor:
     out = run(case, plan_with(case, tiling))
     torch.testing.assert_close(out.double(), case.oracle(), rtol=tolerance, atol=tolerance)
     return out
@@ -73,7 +73,7 @@ def test_soft_cap(soft_cap: float, window: int | None) -> None:
 @pytest.mark.parametrize("window", [None, 25])
 @pytest.mark.parametrize("query_lens", [[1] * 6, [1, 3, 1, 7, 20, 1]], ids=["decodes", "mixed"])
 def test_cascade(window: int | None, query_lens: list[int]) -> None:
-    for tiling in (SMALL, ReferenceBackend.tiling):
+    for tiling in (SMALL, NativeBackend.tiling):
         prefixes = [([4, 1, 2], 5), ([0, 3], 3)]
         check(
             make_case(query_lens, [97, 130, 83, 400, 104, 33], window=window, prefix_blocks=prefixes), tiling
@@ -85,7 +85,7 @@ def test_rows_do_not_depend_on_their_company() -> None:
     query_lens, context_lens = random_lens(np.random.default_rng(5), 8, 1400)
     query_lens[:4] = [1] * 4
     case = make_case(query_lens, context_lens)
-    together = run(case, plan_with(case, ReferenceBackend.tiling))
+    together = run(case, plan_with(case, NativeBackend.tiling))
     metadata = case.metadata
     for request in range(len(query_lens)):
         start, stop = metadata.query_starts[request : request + 2]
@@ -98,14 +98,14 @@ def test_rows_do_not_depend_on_their_company() -> None:
         own = PagedCase(
             case.shape, alone, case.qkv[start:stop], case.k_cache, case.v_cache, [], [], case.scale
         )
-        assert torch.equal(run(own, plan_with(own, ReferenceBackend.tiling)), together[start:stop]), request
+        assert torch.equal(run(own, plan_with(own, NativeBackend.tiling)), together[start:stop]), request
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_narrow_outputs_are_the_rounded_fp32_result(out_dtype: torch.dtype) -> None:
     for query_lens in ([1, 1], [12, 1]):
         case = make_case(query_lens, [40, 800], dtype=out_dtype)
-        plan = plan_with(case, ReferenceBackend.tiling)
+        plan = plan_with(case, NativeBackend.tiling)
         assert torch.equal(run(case, plan, out_dtype), run(case, plan).to(out_dtype))
 
 
@@ -124,5 +124,5 @@ def test_large_scores_do_not_overflow() -> None:
 def test_a_broken_request_stays_alone() -> None:
     case = make_case([1, 1, 30], [600, 40, 50])
     case.qkv[0] = torch.nan
-    out = run(case, plan_with(case, ReferenceBackend.tiling))
+    out = run(case, plan_with(case, NativeBackend.tiling))
     assert out[0].isnan().all() and out[1:].isfinite().all()
