@@ -102,7 +102,8 @@ class _Choices:
         return choices
 
     def _of_kv_memory(self) -> dict[str, tuple[Any, str]]:
-        """On a GPU the memory is measured at start, after the weights are in place: nothing to tell before that."""
+        """Of one rank. On a GPU it is measured at start, after the weights are in place: nothing to tell before that."""
+        from headrace.parallel.pipeline import PipelineStage
         from headrace.runtime.kv_cache import kv_cache_specs_for
         from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
 
@@ -111,8 +112,11 @@ class _Choices:
         dtype = self.platform.resolve_dtype(config.model.dtype, arch.torch_dtype)
         if cache.kv_cache_dtype != "auto":
             dtype = self.platform.resolve_dtype(cache.kv_cache_dtype, None)
+        parallel = config.parallel
+        num_kv_heads = max(1, arch.num_kv_heads // parallel.tensor_parallel_size)
+        layers = PipelineStage(0, parallel.pipeline_parallel_size).layers(arch.num_layers)
         specs = kv_cache_specs_for(
-            arch.layer_windows, arch.num_kv_heads, arch.head_dim, cache.block_size, dtype
+            arch.layer_windows, num_kv_heads, arch.head_dim, cache.block_size, dtype, layers
         )
         chunk = min(
             scheduler.max_num_batched_tokens, scheduler.max_prefill_chunk or scheduler.max_num_batched_tokens
@@ -124,7 +128,8 @@ class _Choices:
             measured = "measured at start: gpu_memory_utilization less the weights and the largest step"
             return {"kv_cache_bytes": (None, measured), "num_kv_blocks": (None, measured)}
         one_request = size.blocks(length) * size.bytes_per_block
-        budget = cpu_budget_bytes(self.platform.available_memory_bytes(), one_request) if is_open else 0
+        available = self.platform.available_memory_bytes() // parallel.world_size
+        budget = cpu_budget_bytes(available, one_request) if is_open else 0
         count = num_kv_blocks(cache, size, budget, "free memory")
         choices: dict[str, tuple[Any, str]] = {}
         if cache.num_kv_blocks is None:

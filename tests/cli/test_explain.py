@@ -70,3 +70,10 @@ def test_kv_memory(headrace: CommandLine) -> None:
 def test_impossible_numbers_of_ranks_are_refused_as_by_the_engine(headrace: CommandLine) -> None:
     message = headrace.fails("explain", "smollm2", "--device", "cpu", "--tensor-parallel-size", "2")
     assert "tensor_parallel_size 2" in message and "1 or 3 ranks" in message
+
+
+def test_kv_memory_is_of_one_rank(headrace: CommandLine) -> None:
+    settings = ("--device", "cpu", "--dtype", "float32", "--num-kv-blocks", "600")
+    whole = int(str(rows(headrace, *settings)["kv_cache_bytes"]["value"]))
+    for sizes in (("--tensor-parallel-size", "3"), ("--pipeline-parallel-size", "3")):
+        assert rows(headrace, *settings, *sizes)["kv_cache_bytes"]["value"] == whole // 3
