@@ -102,7 +102,7 @@ class _Choices:
         return choices
 
     def _of_kv_memory(self) -> dict[str, tuple[Any, str]]:
-        """Of one rank. On a GPU it is measured at start, after the weights are in place: nothing to tell before that."""
+        """Of one rank. On a GPU it is measured at start, after the weights are in place: nothing to tell before."""
         from headrace.parallel.pipeline import PipelineStage
         from headrace.runtime.kv_cache import kv_cache_specs_for
         from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
