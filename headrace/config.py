@@ -152,7 +152,7 @@ class DeviceConfig:
     kernels: Literal["auto", "native", "reference"] = knob(
         "auto", "reference runs plain torch ops only; native insists on the C++ kernels of a CPU"
     )
-    max_graph_tokens: int = knob(256, "steps up to this many tokens become CUDA graphs; 0 captures none")
+    max_graph_tokens: int = knob(512, "steps up to this many tokens become CUDA graphs; 0 captures none")
 
 
 @dataclass(frozen=True)

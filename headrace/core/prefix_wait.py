@@ -22,8 +22,12 @@ def computing_prefix_of(
     requests whose blocks are being loaded, too.
     """
     limit = request.max_cached_tokens
+    least = slice(num_cached_tokens, num_cached_tokens + MIN_SAVED_TOKENS)
+    first_saved = request.token_ids[least]
     for other in running:
         if other.num_committed_tokens >= other.num_prompt_tokens or other.namespace != request.namespace:
+            continue
+        if other.token_ids[least] != first_saved:  # most differ here; whole beginnings are compared for the others
             continue
         shared = min(_common_prefix(request.token_ids, other.token_ids), limit, other.num_prompt_tokens)
         if shared - num_cached_tokens >= MIN_SAVED_TOKENS and other.num_committed_tokens < shared:
