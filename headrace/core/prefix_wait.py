@@ -27,7 +27,9 @@ def computing_prefix_of(
     for other in running:
         if other.num_committed_tokens >= other.num_prompt_tokens or other.namespace != request.namespace:
             continue
-        if other.token_ids[least] != first_saved:  # most differ here; whole beginnings are compared for the others
+        if (
+            other.token_ids[least] != first_saved
+        ):  # most differ here; whole beginnings are compared for the others
             continue
         shared = min(_common_prefix(request.token_ids, other.token_ids), limit, other.num_prompt_tokens)
         if shared - num_cached_tokens >= MIN_SAVED_TOKENS and other.num_committed_tokens < shared:
