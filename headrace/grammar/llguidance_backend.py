@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -59,7 +60,7 @@ class LLGuidanceBackend:
         )
         if matcher.error:
             raise GrammarError(
-                f"structured_outputs.{constraint.kind} cannot be compiled: {matcher.error}",
+                f"structured_outputs.{constraint.kind} cannot be compiled: {self._where(constraint)}{matcher.error}",
                 param=f"structured_outputs.{constraint.kind}",
                 code="constraint_not_compiled",
             )
@@ -67,6 +68,16 @@ class LLGuidanceBackend:
         if text.language == "json" and has_free_names(json.loads(text.text)):
             return CompiledGrammar(UniqueNamesMatcher(matcher, self._name_tokens), first_mask)
         return CompiledGrammar(matcher, first_mask)
+
+    def _where(self, constraint: Constraint) -> str:
+        """The place of the first pattern of a schema that the library does not know, which its errors do not tell."""
+        if constraint.kind != "json":
+            return ""
+        for path, pattern in patterns_of(json.loads(constraint.source or constraint.text), "#"):
+            grammar = llguidance.LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
+            if llguidance.LLMatcher.validate_grammar(grammar, limits=self._limits):
+                return f"schema {path}: "
+        return "schema #: "
 
     @cached_property
     def _name_tokens(self) -> NameTokens:
@@ -180,6 +191,20 @@ class _Tokens:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._encode(text.decode() if isinstance(text, bytes) else text)
+
+
+def patterns_of(schema: Any, path: str) -> Iterator[tuple[str, str]]:
+    """(path, regex) of every pattern in a schema."""
+    if isinstance(schema, dict):
+        for word, value in schema.items():
+            if word == "pattern" and isinstance(value, str):
+                yield f"{path}/pattern", value
+            elif word == "patternProperties" and isinstance(value, dict):
+                yield from ((f"{path}/patternProperties/{name}", name) for name in value)
+            yield from patterns_of(value, f"{path}/{word}")
+    elif isinstance(schema, list):
+        for index, value in enumerate(schema):
+            yield from patterns_of(value, f"{path}/{index}")
 
 
 def json_options(is_compact: bool) -> dict[str, Any]:

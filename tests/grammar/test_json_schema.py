@@ -55,6 +55,7 @@ EXACT: list[Any] = [
     {"type": "array", "items": {"$ref": "#/$defs/t"}, "$defs": {"t": {"anyOf": [{"type": "integer"}, {"$ref": "#"}]}}},
     {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"const": "a"}], "additionalItems": False},
     {"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/x", "minimum": 5, "definitions": {"x": {"type": "integer"}}},  # noqa: E501
+    {"minLength": 1.0, "maxItems": 2.0},
     {"$schema": "http://json-schema.org/draft-04/schema#", "type": "number", "minimum": 2, "exclusiveMinimum": True},
     {"prefixItems": [{"type": "integer"}], "items": {"type": "string"}}, {"contains": {}, "type": "array"},
     {"properties": {"a": {"type": "integer"}}, "unevaluatedProperties": False},
@@ -104,7 +105,8 @@ REFUSED: list[tuple[Any, str, str]] = [
     (deep(200), "#", "nested|levels"),
     ({"items": {"enum": list(range(30))}, "uniqueItems": True}, "#/uniqueItems", "arrangements"),
     ({"minimum": "5"}, "#/minimum", "malformed"),
-    ({"type": "string", "pattern": "a(?=b)"}, "", "pattern|regex"),
+    ({"properties": {"a": {"type": "string", "pattern": "a(?=b)"}}}, "#/properties/a/pattern", "regex"),
+    ({"patternProperties": {"^a": {}, "b": {"type": "null"}}}, "#", "disjoint"),
 ]  # fmt: skip
 
 

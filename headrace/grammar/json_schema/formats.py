@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-LIBRARY_FORMATS = frozenset({"duration", "email", "ipv4", "ipv6", "uuid", "uri", "uri-reference"})
+LIBRARY_FORMATS = frozenset({"duration", "email", "ipv4", "ipv6", "uuid", "uri"})
 
 _LONG, _SHORT = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])", "(0[469]|11)-(0[1-9]|[12][0-9]|30)"
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"

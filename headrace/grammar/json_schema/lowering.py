@@ -37,6 +37,7 @@ _PLAIN = frozenset(
         *("minItems", "maxItems", "required"),
     }
 )
+_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
 _OBJECT_WORDS = frozenset(
     {
         *("properties", "patternProperties", "additionalProperties", "minProperties", "maxProperties"),
@@ -91,7 +92,8 @@ class SchemaLowering:
         parts: list[Any] = []
         for word, value in schema.items():
             if word in _PLAIN:
-                plain[word] = value
+                is_whole = isinstance(value, float) and value.is_integer()
+                plain[word] = int(value) if is_whole and word in _COUNTS else value
             elif word in _LOGIC:
                 parts.append(_LOGIC[word](self, schema, base, path))
             elif word == "format":
