@@ -11,7 +11,6 @@ import json
 from typing import Any
 
 import numpy as np
-import xgrammar
 
 from headrace.errors import GrammarError
 from headrace.grammar.base import CompiledGrammar, GrammarMatcher, TokenVocabulary
@@ -23,7 +22,7 @@ _MAX_WHITESPACE = 2
 _MAX_DEPTH = 64
 _WORDS = frozenset(
     {
-        *("type", "enum", "properties", "required", "additionalProperties", "items", "prefixItems"),
+        *("type", "enum", "properties", "required", "additionalProperties", "items"),
         *("minItems", "maxItems", "minLength", "maxLength", "pattern", "minimum", "maximum"),
         *("exclusiveMinimum", "exclusiveMaximum", "anyOf", "$ref", "$defs"),
     }
@@ -38,6 +37,9 @@ class XGrammarBackend:
     """
 
     def __init__(self, vocabulary: TokenVocabulary) -> None:
+        import xgrammar  # it brings torch, which nothing here needs before a request asks for it
+
+        self._make_matcher = xgrammar.GrammarMatcher
         self._vocabulary = vocabulary
         info = xgrammar.TokenizerInfo(
             vocabulary.tokens,
@@ -61,7 +63,7 @@ class XGrammarBackend:
         except RuntimeError as error:  # what the library raises for anything that it cannot read
             problem = str(error).strip().split("\n")[-1][:300]
             raise GrammarError(f"{param} cannot be compiled by xgrammar: {problem}", param=param) from None
-        own = XGrammarMatcher(xgrammar.GrammarMatcher(compiled), self._vocabulary, self._text_mask)
+        own = XGrammarMatcher(self._make_matcher(compiled), self._vocabulary, self._text_mask)
         matcher: GrammarMatcher = UniqueNamesMatcher(own, self._names) if has_names else own
         mask = np.zeros((1, self._vocabulary.num_mask_words), np.uint32)
         matcher.copy().fill_mask(mask, 0)
@@ -174,9 +176,8 @@ def _check(schema: Any, path: str, depth: int) -> None:
             if item is False:
                 _refuse(f"{path}/{word}/{name}", "forbids a property, which xgrammar does not enforce")
             _check(item, f"{path}/{word}/{name}", depth + 1)
-    for word in ("prefixItems", "anyOf"):
-        for index, item in enumerate(schema.get(word, ())):
-            _check(item, f"{path}/{word}/{index}", depth + 1)
+    for index, item in enumerate(schema.get("anyOf", ())):
+        _check(item, f"{path}/anyOf/{index}", depth + 1)
     for word in ("items", "additionalProperties"):
         _check(schema.get(word), f"{path}/{word}", depth + 1)
 
