@@ -62,8 +62,11 @@ class CacheConfig:
     kv_cache_bytes: int | None = knob(None, "bytes for KV blocks; sized from free memory by default")
     num_kv_blocks: int | None = knob(None, "number of KV blocks; overrides kv_cache_bytes")
     gpu_memory_utilization: float = knob(0.9, "share of the GPU's memory the whole engine may use")
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
-        "auto", "type of cached keys and values; auto is the compute type"
+    kv_cache_dtype: Literal[
+        "auto", "float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2", "int4"
+    ] = knob(
+        "auto",
+        "type of cached keys and values; auto is the compute type, 8 and 4 bits have scales by token and head",
     )
     enable_prefix_caching: bool = knob(True, "reuse the KV of prompts that start alike")
     min_copy_tokens: int = knob(

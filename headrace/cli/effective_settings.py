@@ -104,19 +104,18 @@ class _Choices:
     def _of_kv_memory(self) -> dict[str, tuple[Any, str]]:
         """Of one rank. On a GPU it is measured at start, after the weights are in place: nothing to tell before."""
         from headrace.parallel.pipeline import PipelineStage
-        from headrace.runtime.kv_cache import kv_cache_specs_for
+        from headrace.runtime.kv_cache import kv_cache_specs_for, stored_kv_type
         from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
 
         config, arch = self.config, self.architecture
         cache, scheduler = config.cache, config.scheduler
         dtype = self.platform.resolve_dtype(config.model.dtype, arch.torch_dtype)
-        if cache.kv_cache_dtype != "auto":
-            dtype = self.platform.resolve_dtype(cache.kv_cache_dtype, None)
+        stored = stored_kv_type(cache.kv_cache_dtype, dtype, arch.head_dim)
         parallel = config.parallel
         num_kv_heads = max(1, arch.num_kv_heads // parallel.tensor_parallel_size)
         layers = PipelineStage(0, parallel.pipeline_parallel_size).layers(arch.num_layers)
         specs = kv_cache_specs_for(
-            arch.layer_windows, num_kv_heads, arch.head_dim, cache.block_size, dtype, layers
+            arch.layer_windows, num_kv_heads, arch.head_dim, cache.block_size, stored, layers
         )
         chunk = min(
             scheduler.max_num_batched_tokens, scheduler.max_prefill_chunk or scheduler.max_num_batched_tokens

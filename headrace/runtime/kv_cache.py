@@ -4,6 +4,8 @@ One block, over all layers of its group, is one contiguous byte range:
 
     [num_layers, 2 (K then V), num_kv_heads, block_size, head_dim]
 
+Quantized, each plane [block_size, code bytes] is followed by the scales of its tokens, [block_size] words of 4 bytes.
+
 Copies, tiers and transfers move byte ranges; kernels take typed strided views of one layer.
 """
 
@@ -18,6 +20,7 @@ import torch
 
 from headrace.core.kv_cache_spec import KVCacheSpec, group_layers
 from headrace.errors import ConfigError
+from headrace.kernels.quantized_cache import KV_FORMATS, SCALE_BYTES, KVFormat, QuantizedCache
 from headrace.kernels.reference.copy_blocks import copy_blocks as reference_copy_blocks
 
 
@@ -28,14 +31,14 @@ class KVCacheLayout:
     num_layers: layers in one group, padding layers counted.
     num_kv_heads, head_dim: of one rank's attention layers, K and V alike.
     block_size: tokens in a block.
-    dtype: of the stored keys and values.
+    dtype: of the stored keys and values, or the format of quantized ones.
     """
 
     num_layers: int
     num_kv_heads: int
     block_size: int
     head_dim: int
-    dtype: torch.dtype
+    dtype: torch.dtype | KVFormat
 
     @classmethod
     def for_specs(
@@ -44,15 +47,33 @@ class KVCacheLayout:
         num_kv_heads: int,
         head_dim: int,
         block_size: int,
-        dtype: torch.dtype,
+        dtype: torch.dtype | KVFormat,
     ) -> KVCacheLayout:
         """The layout of the blocks of ``specs``, which ``kv_cache_specs_for`` made from the same arguments."""
         return cls(len(specs[0].layer_ids), num_kv_heads, block_size, head_dim, dtype)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in one plane: one head's key, or one head's value."""
+        """Bytes of one token in one plane, but for a scale: one head's key, or one head's value."""
+        if isinstance(self.dtype, KVFormat):
+            return self.dtype.code_bytes(self.head_dim)
         return self.head_dim * self.dtype.itemsize
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scale of one token in one plane."""
+        return SCALE_BYTES if isinstance(self.dtype, KVFormat) else 0
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of a plane before its scales, which begin at a multiple of their size."""
+        size = self.block_size * self.token_bytes
+        return size if not self.scale_bytes else -(-size // SCALE_BYTES) * SCALE_BYTES
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes of a plane, scales included."""
+        return self.code_bytes + self.block_size * self.scale_bytes
 
     @property
     def num_planes(self) -> int:
@@ -62,7 +83,7 @@ class KVCacheLayout:
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers of its group."""
-        return self.num_planes * self.block_size * self.token_bytes
+        return self.num_planes * self.plane_bytes
 
     def layer_byte_range(self, index: int) -> tuple[int, int]:
         """[start, end) of the group's ``index``-th layer within a block, K and V."""
@@ -117,13 +138,27 @@ class KVCache:
         """Index of the KV group that holds a model layer: which ``ForwardBatch.groups`` entry the layer reads."""
         return self._places[layer_id][0]
 
-    def layer_views(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views (k, v) of one layer, each [num_blocks, num_kv_heads, block_size, head_dim], strided over blocks."""
+    def layer_views(self, layer_id: int) -> tuple[Any, Any]:
+        """Views (k, v) of one layer, each [num_blocks, num_kv_heads, block_size, head_dim], strided over blocks; a
+        ``QuantizedCache`` each where the cache is quantized."""
         layout = self.layout
         _, index = self._places[layer_id]
+        if isinstance(layout.dtype, KVFormat):
+            return self._quantized_view(layout.dtype, index, 0), self._quantized_view(layout.dtype, index, 1)
         shape = (layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
         layer = self.blocks.view(layout.dtype).view(self.num_blocks, *shape)[:, index]
         return layer[:, 0], layer[:, 1]
+
+    def _quantized_view(self, kv_format: KVFormat, index: int, part: int) -> QuantizedCache:
+        """Keys (part 0) or values (1) of the group's ``index``-th layer."""
+        layout = self.layout
+        heads, size = layout.num_kv_heads, layout.block_size
+        first = (2 * index + part) * heads * layout.plane_bytes
+        planes = self.blocks[:, first : first + heads * layout.plane_bytes]
+        planes = planes.unflatten(1, (heads, layout.plane_bytes))
+        codes = planes[..., : size * layout.token_bytes].unflatten(-1, (size, layout.token_bytes))
+        words = planes[..., layout.code_bytes :].view(torch.float32)
+        return QuantizedCache(kv_format, codes.view(kv_format.code_dtype), words, layout.head_dim)
 
     def block_bytes(self, block_id: int) -> torch.Tensor:
         """View [bytes_per_block] uint8 of one block, all layers: what tiers and transfers move."""
@@ -135,7 +170,8 @@ class KVCache:
         Args:
             src, dst, num_tokens: [C] int64 on the cache's device. No block is both a source and a destination.
         """
-        self._copy_op(self.blocks, src, dst, num_tokens, self.layout)
+        op = reference_copy_blocks if self.layout.scale_bytes else self._copy_op
+        op(self.blocks, src, dst, num_tokens, self.layout)
 
 
 def _allocate(num_blocks: int, bytes_per_block: int, device: torch.device | str) -> torch.Tensor:
@@ -154,7 +190,7 @@ def kv_cache_specs_for(
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
-    dtype: torch.dtype,
+    dtype: torch.dtype | KVFormat,
     held_layers: range | None = None,
 ) -> list[KVCacheSpec]:
     """The KV groups of a model: layers of one window together, groups of equal size.
@@ -165,7 +201,7 @@ def kv_cache_specs_for(
         layer_windows: per layer its sliding window in tokens, or None for full attention.
         num_kv_heads, head_dim: of one rank's attention layers.
         block_size: tokens in a block.
-        dtype: of the stored keys and values.
+        dtype: of the stored keys and values, or the format of quantized ones.
         held_layers: those of this stage; None: all.
     """
     groups = group_layers(tuple(layer_windows))
@@ -196,3 +232,22 @@ def _regroup(
             chunk = layers[window][index * size : (index + 1) * size]
             regrouped.append((window, tuple(chunk + [-1] * (size - len(chunk)))))
     return regrouped
+
+
+def stored_kv_type(name: str, compute_dtype: torch.dtype, head_dim: int) -> torch.dtype | KVFormat:
+    """What the setting ``kv_cache_dtype`` comes to.
+
+    Raises:
+        ConfigError: int4 for heads of an odd size.
+    """
+    if name == "auto":
+        return compute_dtype
+    if name not in KV_FORMATS:
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    found = KV_FORMATS[name]
+    if head_dim % found.codes_per_byte:
+        raise ConfigError(
+            f"kv_cache_dtype {name!r} needs an even head size, but it is {head_dim}; choose int8"
+        )
+    return found

@@ -17,6 +17,7 @@ from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput
 from headrace.core.token_mask import TokenMask
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan
+from headrace.kernels.quantized_cache import KVFormat
 from headrace.kernels.registry import Ops, kernel_kinds, load_kernels
 from headrace.kv_transfer.fingerprint import fingerprint
 from headrace.kv_transfer.host_memory import HostMemory
@@ -30,7 +31,7 @@ from headrace.platforms.base import DeviceEvent, current_platform
 from headrace.quant.precision import Precision
 from headrace.runtime.cuda_graph import CudaCapture, GraphedSteps
 from headrace.runtime.early_stage_runner import EarlyStageRunner, StepTokens
-from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
+from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for, stored_kv_type
 from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
 from headrace.runtime.model_runner import Model, ModelRunner, PendingOutput
 from headrace.runtime.native_step import NativeStep
@@ -99,13 +100,13 @@ class Worker:
         self._arch = arch = load_architecture(source)
         self.max_model_len = resolve_max_model_len(model.max_model_len, arch, model.model)
         self.dtype = self._platform.resolve_dtype(model.dtype, arch.torch_dtype)
-        self.kv_dtype = self.dtype
-        if cache.kv_cache_dtype != "auto":
-            self.kv_dtype = self._platform.resolve_dtype(cache.kv_cache_dtype, None)
+        self.kv_dtype = stored_kv_type(cache.kv_cache_dtype, self.dtype, arch.head_dim)
         self._kernels = device.kernels
         self._attention = kernel_kinds(self._device, device.kernels)[0]
         self._max_graph_tokens = device.max_graph_tokens if self._attention == "triton" else 0
         self._ops = Ops.for_device(self._device, device.kernels, world.tensor.communicator)
+        if self._device.type == "cpu" and isinstance(self.kv_dtype, KVFormat):
+            self._ops = self._ops.with_reference("rope_and_store", "attention")
         self._num_heads = _length(world.tensor.share(arch.num_attention_heads, "attention heads"))
         self._num_kv_heads = _length(world.tensor.kv_share(arch.num_kv_heads))
         self._max_logits_rows = max(1, MAX_LOGITS_BYTES // (4 * arch.vocab_size))

@@ -9,18 +9,20 @@ M query rows, S KV slots.
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import torch
 
+from headrace.kernels.quantized_cache import QuantizedCache
 from headrace.kernels.reference.attention_chunks import HIDDEN_SCORE, Chunk, ChunkedWork
 from headrace.kernels.reference.attention_items import AttentionWork, Geometry
 
 
 def attention(
     qkv: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: torch.Tensor | QuantizedCache,
+    v_cache: torch.Tensor | QuantizedCache,
     plan: AttentionWork,
     out: torch.Tensor,
     num_heads: int,
@@ -38,7 +40,8 @@ def attention(
 
     Args:
         qkv: [T, (H+2K)*D]; only the queries, first in each row, are read.
-        k_cache, v_cache: [num_blocks, K, B, D], rows of D contiguous, all other strides multiples of D.
+        k_cache, v_cache: [num_blocks, K, B, D], rows of D contiguous, all other strides multiples of D. Or a
+            ``QuantizedCache`` each, of which the blocks in the plan's table are decoded first.
         plan: what to compute; every token of it is written.
         out: [T, H*D], in any floating type.
         scale: multiplier of q.k.
@@ -46,6 +49,10 @@ def attention(
     """
     if not plan.num_items:
         return
+    if isinstance(k_cache, QuantizedCache) or isinstance(v_cache, QuantizedCache):
+        k_cache, v_cache, plan = _decoded(
+            k_cache, v_cache, plan, torch.promote_types(torch.float32, qkv.dtype)
+        )
     key = (
         num_heads,
         num_kv_heads,
@@ -65,6 +72,26 @@ def attention(
         _run_chunk(chunk, work, layer)
     if plan.num_reductions:
         _merge(work, out)
+
+
+def _decoded(
+    k_cache: torch.Tensor | QuantizedCache,
+    v_cache: torch.Tensor | QuantizedCache,
+    plan: AttentionWork,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, AttentionWork]:
+    """Dense caches of the blocks that the plan may read, and the plan over those."""
+    assert isinstance(k_cache, QuantizedCache) and isinstance(v_cache, QuantizedCache)
+    kept = plan.derived.get("decoded")
+    if kept is None:
+        # entries beyond a request's blocks may be anything
+        table = plan.block_table.long().clamp(0, len(k_cache.codes) - 1)
+        blocks, places = table.unique(return_inverse=True)
+        moved = copy.copy(plan)
+        moved.block_table, moved.derived = places.to(plan.block_table.dtype), {}
+        kept = plan.derived["decoded"] = (blocks, moved)
+    blocks, moved = kept
+    return k_cache.decode_blocks(blocks, dtype), v_cache.decode_blocks(blocks, dtype), moved
 
 
 class _Layer(NamedTuple):

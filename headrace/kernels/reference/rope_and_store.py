@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from headrace.kernels.quantized_cache import QuantizedCache
 from headrace.kernels.reference.norm import inverse_rms
+
+Cache = torch.Tensor | QuantizedCache
 
 
 def rope_and_store(
@@ -15,8 +18,8 @@ def rope_and_store(
     cos_sin: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: Cache,
+    v_cache: Cache,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
@@ -33,6 +36,7 @@ def rope_and_store(
         positions: [T] int64.
         slot_mapping: [T] int64; slot = block id * B + offset; -1: the token is stored nowhere (padding).
         k_cache, v_cache: [num_blocks, K, B, D] of any float type, strided over blocks; B is a power of two.
+            Or a ``QuantizedCache`` each.
     """
     num_rotated, half = num_heads + num_kv_heads, head_dim // 2
     heads = qkv.view(-1, num_rotated + num_kv_heads, head_dim)
@@ -57,10 +61,15 @@ def _rotate(heads: torch.Tensor, cos_sin: torch.Tensor) -> None:
     second.mul_(cos).add_(first_sin)
 
 
-def _store(
-    keys_values: torch.Tensor, slot_mapping: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
-) -> None:
+def _store(keys_values: torch.Tensor, slot_mapping: torch.Tensor, k_cache: Cache, v_cache: Cache) -> None:
     """keys_values: [T, 2K, D]."""
+    if isinstance(k_cache, QuantizedCache) and isinstance(v_cache, QuantizedCache):
+        shift = k_cache.block_size.bit_length() - 1
+        block, place = slot_mapping >> shift, slot_mapping & (k_cache.block_size - 1)
+        for cache, part in zip((k_cache, v_cache), keys_values.chunk(2, dim=1), strict=True):
+            cache.store(part, block, place)
+        return
+    assert isinstance(k_cache, torch.Tensor) and isinstance(v_cache, torch.Tensor)
     if len(slot_mapping) and int(slot_mapping.min()) < 0:
         is_stored = slot_mapping >= 0
         keys_values, slot_mapping = keys_values[is_stored], slot_mapping[is_stored]
