@@ -23,7 +23,8 @@ class KVFormat:
         name: the setting's spelling.
         code_dtype: of codes in memory.
         codes_per_byte: 2 for int4.
-        largest: the code of a head's largest number.
+        largest: the code of a head's largest number; for e5m2 well below what it can hold, so that scales stay in
+            the range of fp16.
     """
 
     name: str
@@ -60,7 +61,7 @@ class KVFormat:
 KV_FORMATS = {
     "int8": KVFormat("int8", torch.int8, 1, 127.0),
     "fp8_e4m3": KVFormat("fp8_e4m3", torch.float8_e4m3fn, 1, 448.0),
-    "fp8_e5m2": KVFormat("fp8_e5m2", torch.float8_e5m2, 1, 57344.0),
+    "fp8_e5m2": KVFormat("fp8_e5m2", torch.float8_e5m2, 1, 1792.0),
     "int4": KVFormat("int4", torch.uint8, 2, 15.0),
 }
 """{``kv_cache_dtype``: format}."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import torch
 
 from headrace.attention.base import AttentionShape
 from headrace.attention.metadata import AttentionMetadata, PrefixGroup
+from headrace.kernels.quantized_cache import KV_FORMATS, QuantizedCache
+from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 
 
 @dataclass
@@ -113,3 +115,20 @@ def make_step(
         scale=dim**-0.5,
         soft_cap=soft_cap,
     )
+
+
+def quantized(step: PagedStep, name: str) -> tuple[PagedStep, QuantizedCache, QuantizedCache]:
+    """(the step over what the codes mean, keys and values as codes in a layout like a ``KVCache``'s)."""
+    form = KV_FORMATS[name]
+    num_blocks, kv_heads, block_size, dim = step.k_cache.shape
+    layout = KVCacheLayout(1, kv_heads, block_size, dim, form)
+    specs = kv_cache_specs_for([None], kv_heads, dim, block_size, form)
+    cache = KVCache(specs, layout, num_blocks, step.k_cache.device)
+    views = cache.layer_views(0)
+    for view, dense in zip(views, (step.k_cache, step.v_cache), strict=True):
+        codes, words = form.encode(dense.nan_to_num(3.0))
+        view.codes.view(torch.uint8).copy_(codes.view(torch.uint8))
+        view.words.copy_(torch.where(dense.isnan().any(-1), torch.nan, words))
+    every = torch.arange(num_blocks, device=step.k_cache.device)
+    k_cache, v_cache = (view.decode_blocks(every, torch.float32) for view in views)
+    return replace(step, k_cache=k_cache, v_cache=v_cache), *views

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import triton
 
+from headrace.kernels.quantized_cache import QuantizedCache
 from headrace.kernels.triton.attention_kernels import (
     TileConfig,
     long_tiles_kernel,
@@ -19,6 +20,7 @@ from headrace.kernels.triton.attention_kernels import (
 from headrace.kernels.triton.attention_tiles import LaunchShape, long_launch, short_launch
 from headrace.kernels.triton.attention_work import AttentionWork, PackedWork, TileRows, pack_plan
 from headrace.kernels.triton.launch import launch_options, num_multiprocessors
+from headrace.kernels.triton.quantized_cache import cache_arguments, cache_geometry
 
 WORK_KEY = "triton"
 """Where a plan's ``derived`` holds its ``PackedWork``."""
@@ -29,8 +31,8 @@ _MERGES_PER_MULTIPROCESSOR = 16
 
 def attention(
     qkv: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: torch.Tensor | QuantizedCache,
+    v_cache: torch.Tensor | QuantizedCache,
     plan: AttentionWork,
     out: torch.Tensor,
     num_heads: int,
@@ -44,16 +46,20 @@ def attention(
     K and V have the strides of ``KVCacheLayout``: within a block, heads, slots and dims are contiguous. A row's
     result does not depend on the other requests of the step.
     """
-    block_size = k_cache.shape[2]
-    assert k_cache.stride()[1:] == v_cache.stride()[1:] == (block_size * head_dim, head_dim, 1)
+    k_codes, k_scales, kind, _ = cache_arguments(k_cache)
+    v_codes, v_scales, _, _ = cache_arguments(v_cache)
+    block_size = k_codes.shape[2]
+    code_dim = k_codes.shape[3]
+    assert k_codes.stride()[1:] == v_codes.stride()[1:] and k_codes.stride()[2:] == (code_dim, 1)
+    assert kind or k_codes.stride(1) == block_size * head_dim
     work = plan.derived.get(WORK_KEY)
     if work is None:
         work = plan.derived[WORK_KEY] = pack_plan(plan, num_heads // num_kv_heads)
     if work.num_short + work.num_long == 0 and not work.is_fixed:
         return
     partials, log_sums = work.partials(num_heads, head_dim)
-    strides = (qkv.stride(0), out.stride(0), plan.block_table.stride(0), k_cache.stride(0))
-    tensors = (qkv, k_cache, v_cache, out, partials, log_sums, plan.block_table, work.buffer)
+    strides = (qkv.stride(0), out.stride(0), plan.block_table.stride(0), k_codes.stride(0))
+    tensors = (qkv, k_codes, v_codes, out, partials, log_sums, plan.block_table, work.buffer)
     arguments = (*tensors, *strides, scale, soft_cap or 0.0, plan.window or 0)
     shape = {
         "num_heads": num_heads,
@@ -64,28 +70,44 @@ def attention(
         "has_window": plan.window is not None,
         "has_soft_cap": soft_cap is not None,
         "precision": "ieee" if qkv.dtype == torch.float32 else "tf32",
+        **cache_geometry(k_codes, k_scales, kind),
+    }
+    # int4's scales are pairs of fp16, which kernels count as one
+    pair = 2 if kind == "int4" else 1
+    scales = {
+        "k_scales_ptr": k_scales,
+        "v_scales_ptr": v_scales,
+        "scales_stride": k_scales.stride(0) // pair,
     }
     if work.num_long:
-        _run_long(arguments, shape, work, qkv.dtype)
+        _run_long(arguments, scales, shape, work, qkv.dtype)
     if work.num_short or work.is_fixed:
-        _run_short(arguments, shape, work, qkv.dtype)
+        _run_short(arguments, scales, shape, work, qkv.dtype)
     if work.num_reductions or work.is_fixed:
         _merge(work, partials, log_sums, out, num_heads, head_dim)
 
 
 def _run_short(
-    arguments: tuple[Any, ...], shape: dict[str, Any], work: PackedWork, dtype: torch.dtype
+    arguments: tuple[Any, ...],
+    scales: dict[str, Any],
+    shape: dict[str, Any],
+    work: PackedWork,
+    dtype: torch.dtype,
 ) -> None:
     launch = short_launch(shape["num_heads"] // shape["num_kv_heads"], shape["block_d"], dtype)
     config = _config(shape, launch)
     grid = _grid(launch.programs_per_multiprocessor, work.num_short * config.num_kv_heads, work)
     short_tiles_kernel[grid](
-        *arguments, C=config, num_warps=launch.num_warps, num_stages=1, **launch_options()
+        *arguments, **scales, C=config, num_warps=launch.num_warps, num_stages=1, **launch_options()
     )
 
 
 def _run_long(
-    arguments: tuple[Any, ...], shape: dict[str, Any], work: PackedWork, dtype: torch.dtype
+    arguments: tuple[Any, ...],
+    scales: dict[str, Any],
+    shape: dict[str, Any],
+    work: PackedWork,
+    dtype: torch.dtype,
 ) -> None:
     launch = long_launch(shape["head_dim"], shape["block_d"], dtype)
     config = _config(shape, launch)
@@ -98,7 +120,7 @@ def _run_long(
 
         hopper_long_tiles_kernel[grid](*arguments, **options)
     else:
-        long_tiles_kernel[grid](*arguments, num_subtiles, **options)
+        long_tiles_kernel[grid](*arguments, num_subtiles, **scales, **options)
 
 
 def _merge(

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from headrace.kernels.triton import attention_work as work
 from headrace.kernels.triton.launch import let_next_start, wait_for_previous
+from headrace.kernels.triton.quantized_cache import decode_int4
 
 HIDDEN = tl.constexpr(-1.0e30)
 """Score of a key that a row must not see: finite, so that a row that sees none of an item's keys gets a partial of
@@ -54,6 +55,8 @@ class TileConfig:
     block_n: keys of one round.
     num_stages: rounds of keys in flight, the one being computed included.
     precision: of products; "ieee" for fp32, else ignored.
+    kv_kind: "int8", "fp8" or "int4" codes with scales (``QuantizedCache``); "" is a dense cache.
+    plane_codes, plane_scales: of a quantized cache, from one KV head of a block to the next.
     """
 
     num_heads: int
@@ -67,6 +70,24 @@ class TileConfig:
     has_window: bool
     has_soft_cap: bool
     precision: str
+    kv_kind: str = ""
+    plane_codes: int = 0
+    plane_scales: int = 0
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether keys and values are codes times a scale."""
+        return self.kv_kind in ("int8", "fp8")
+
+    @property
+    def is_int4(self) -> bool:
+        """Whether a byte holds two elements."""
+        return self.kv_kind == "int4"
+
+    @property
+    def code_dim(self) -> int:
+        """Elements in memory of one token's key."""
+        return self.head_dim // 2 if self.is_int4 else self.head_dim
 
     @property
     def group(self) -> int:
@@ -76,7 +97,7 @@ class TileConfig:
     @property
     def head_stride(self) -> int:
         """Elements from one KV head of a block to the next."""
-        return self.block_size * self.head_dim
+        return self.plane_codes or self.block_size * self.head_dim
 
 
 @triton.jit
@@ -109,8 +130,8 @@ def _load_kv(start, offsets, dim, inside, C: tl.constexpr, IS_MASKED: tl.constex
 
 @triton.jit
 def _attend(
-    q, top, total, acc, k_ptr, v_ptr, table, positions, start, stop, end, block_stride, scale, soft_cap, window,
-    C: tl.constexpr, IS_MASKED: tl.constexpr,
+    q, top, total, acc, k_ptr, v_ptr, k_scales, v_scales, table, positions, start, stop, end, block_stride,
+    scales_stride, scale, soft_cap, window, C: tl.constexpr, IS_MASKED: tl.constexpr,
 ):  # fmt: skip
     """The online softmax of a tile over keys [start, stop), ``block_n`` at a time; those from ``end`` on do not exist.
 
@@ -122,13 +143,23 @@ def _attend(
     blocks = tl.load(table + key // C.block_size, mask=key < end, other=0)
     for first in tl.range(start, stop, C.block_n, num_stages=C.num_stages):
         key = first + lane
-        place = blocks.to(tl.int64) * block_stride + (key % C.block_size) * C.head_dim
-        offsets = place[:, None] + dim[None, :]
+        place = blocks.to(tl.int64) * block_stride + (key % C.block_size) * C.code_dim
+        offsets = place[:, None] + (dim % C.code_dim if C.is_int4 else dim)[None, :]
         k = _load_kv(k_ptr, offsets, dim, key < end, C, IS_MASKED)
         v = _load_kv(v_ptr, offsets, dim, key < end, C, IS_MASKED)
+        if C.kv_kind != "":
+            slot = blocks.to(tl.int64) * scales_stride + key % C.block_size
+        if C.is_scaled:
+            k_scale = tl.load(k_scales + slot, mask=key < end, other=0.0)
+            v_scale = tl.load(v_scales + slot, mask=key < end, other=0.0)
+        if C.is_int4:
+            k = decode_int4(k, k_scales, slot, dim, key < end, C.code_dim)
+            v = decode_int4(v, v_scales, slot, dim, key < end, C.code_dim)
         following = key + C.block_n
         blocks = tl.load(table + following // C.block_size, mask=following < end, other=0)
         product = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=C.precision)
+        if C.is_scaled:
+            product = product * k_scale[None, :]
         if IS_MASKED or C.has_soft_cap:
             score = _scaled(product, scale, soft_cap, C)
             if IS_MASKED:
@@ -144,6 +175,8 @@ def _attend(
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weight, axis=1)
         acc = acc * shrink[:, None]
+        if C.is_scaled:
+            weight = weight * v_scale[None, :]
         acc = tl.dot(weight.to(q.dtype), v.to(q.dtype), acc, input_precision=C.precision)
         top = new_top
     return top, total, acc
@@ -182,7 +215,7 @@ def _store_tile(
 def short_tiles_kernel(
     qkv_ptr, k_ptr, v_ptr, out_ptr, partials_ptr, log_sums_ptr, table_ptr, plan_ptr,
     qkv_stride, out_stride, table_stride, block_stride, scale, soft_cap, window,
-    C: tl.constexpr, PDL: tl.constexpr,
+    k_scales_ptr, v_scales_ptr, scales_stride, C: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The short items: tiles of few rows, so every round of keys is masked and none is cut at a row's end."""
     let_next_start(PDL)
@@ -208,9 +241,11 @@ def short_tiles_kernel(
         acc = tl.full([C.block_m, C.block_d], 0.0, tl.float32)
         k_start = k_ptr + kv_head * C.head_stride
         v_start = v_ptr + kv_head * C.head_stride
+        k_scales = k_scales_ptr + kv_head * C.plane_scales
+        v_scales = v_scales_ptr + kv_head * C.plane_scales
         top, total, acc = _attend(
-            q, top, total, acc, k_start, v_start, table, positions, start, end, end, block_stride, scale,
-            soft_cap, window, C, True,
+            q, top, total, acc, k_start, v_start, k_scales, v_scales, table, positions, start, end, end,
+            block_stride, scales_stride, scale, soft_cap, window, C, True,
         )  # fmt: skip
         _store_tile(
             acc, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row,
@@ -222,7 +257,7 @@ def short_tiles_kernel(
 def long_tiles_kernel(
     qkv_ptr, k_ptr, v_ptr, out_ptr, partials_ptr, log_sums_ptr, table_ptr, plan_ptr,
     qkv_stride, out_stride, table_stride, block_stride, scale, soft_cap, window, num_subtiles,
-    C: tl.constexpr, PDL: tl.constexpr,
+    k_scales_ptr, v_scales_ptr, scales_stride, C: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The other items, each in subtiles of ``block_m`` rows.
 
@@ -265,18 +300,20 @@ def long_tiles_kernel(
             acc = tl.full([C.block_m, C.block_d], 0.0, tl.float32)
             k_start = k_ptr + kv_head * C.head_stride
             v_start = v_ptr + kv_head * C.head_stride
+            k_scales = k_scales_ptr + kv_head * C.plane_scales
+            v_scales = v_scales_ptr + kv_head * C.plane_scales
             if C.has_window:
                 top, total, acc = _attend(
-                    q, top, total, acc, k_start, v_start, table, positions, start, tl.minimum(full_start, end),
-                    end, block_stride, scale, soft_cap, window, C, True,
+                    q, top, total, acc, k_start, v_start, k_scales, v_scales, table, positions, start,
+                    tl.minimum(full_start, end), end, block_stride, scales_stride, scale, soft_cap, window, C, True,
                 )  # fmt: skip
             top, total, acc = _attend(
-                q, top, total, acc, k_start, v_start, table, positions, full_start, full_end, end, block_stride,
-                scale, soft_cap, window, C, False,
+                q, top, total, acc, k_start, v_start, k_scales, v_scales, table, positions, full_start, full_end, end,
+                block_stride, scales_stride, scale, soft_cap, window, C, False,
             )  # fmt: skip
             top, total, acc = _attend(
-                q, top, total, acc, k_start, v_start, table, positions, full_end, end, end, block_stride, scale,
-                soft_cap, window, C, True,
+                q, top, total, acc, k_start, v_start, k_scales, v_scales, table, positions, full_end, end, end,
+                block_stride, scales_stride, scale, soft_cap, window, C, True,
             )  # fmt: skip
             _store_tile(
                 acc, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row,

@@ -9,7 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
+from headrace.kernels.quantized_cache import QuantizedCache
 from headrace.kernels.triton.launch import launch_options, let_next_start, wait_for_previous
+from headrace.kernels.triton.quantized_cache import cache_arguments, store_quantized
 
 _HEADS_PER_PROGRAM = 8
 
@@ -22,8 +24,8 @@ def rope_and_store(
     cos_sin: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: torch.Tensor | QuantizedCache,
+    v_cache: torch.Tensor | QuantizedCache,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
@@ -37,6 +39,8 @@ def rope_and_store(
         return
     has_norm = q_norm is not None and k_norm is not None
     num_all = num_heads + 2 * num_kv_heads
+    k_codes, k_scales, kind, largest = cache_arguments(k_cache)
+    v_codes, v_scales, _, _ = cache_arguments(v_cache)
     _rope_and_store_kernel[(num_tokens, triton.cdiv(num_all, _HEADS_PER_PROGRAM))](
         qkv,
         q_norm if has_norm else cos_sin,
@@ -45,19 +49,25 @@ def rope_and_store(
         cos_sin,
         positions,
         slot_mapping,
-        k_cache,
-        v_cache,
+        k_codes,
+        v_codes,
+        k_scales,
+        v_scales,
         qkv.stride(0),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
+        k_codes.stride(0),
+        k_codes.stride(1),
+        k_codes.stride(2),
+        k_scales.stride(0),
+        k_scales.stride(1),
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
-        BLOCK_SIZE=k_cache.shape[2],
+        BLOCK_SIZE=k_codes.shape[2],
         HEADS_PER_PROGRAM=_HEADS_PER_PROGRAM,
         HAS_NORM=has_norm,
+        KIND=kind,
+        LARGEST=largest,
         num_warps=2,
         **launch_options(),
     )
@@ -74,10 +84,14 @@ def _rope_and_store_kernel(
     slots_ptr,
     k_cache_ptr,
     v_cache_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
     qkv_stride,
     block_stride,
     head_stride,
     slot_stride,
+    scales_block_stride,
+    scales_head_stride,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -85,6 +99,8 @@ def _rope_and_store_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEADS_PER_PROGRAM: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    KIND: tl.constexpr,
+    LARGEST: tl.constexpr,
     PDL: tl.constexpr,
 ):
     let_next_start(PDL)
@@ -126,6 +142,24 @@ def _rope_and_store_kernel(
     # in the cache: keys of heads [H, H+K), values of heads [H+K, H+2K)
     kv_head = tl.where(is_rotated, head - NUM_HEADS, head - NUM_HEADS - NUM_KV_HEADS)
     offset = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride
+    if KIND != "":
+        head_first = tl.where(is_rotated[:, None], turned_first, first_raw).to(tl.float32)
+        head_second = tl.where(is_rotated[:, None], turned_second, second_raw).to(tl.float32)
+        code_place = offset + kv_head.to(tl.int64) * head_stride
+        slot_place = (slot // BLOCK_SIZE) * scales_block_stride + kv_head.to(tl.int64) * scales_head_stride
+        if KIND == "int4":  # scales are pairs of fp16: strides count those, places count pairs
+            slot_place = slot_place // 2
+        slot_place += slot % BLOCK_SIZE
+        is_kv = (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (slot >= 0)
+        store_quantized(
+            head_first, head_second, k_cache_ptr, k_scales_ptr, code_place, slot_place,
+            is_kv & is_rotated & (~is_query), in_half, KIND, LARGEST, HALF,
+        )  # fmt: skip
+        store_quantized(
+            head_first, head_second, v_cache_ptr, v_scales_ptr, code_place, slot_place,
+            is_kv & (~is_rotated), in_half, KIND, LARGEST, HALF,
+        )  # fmt: skip
+        return
     target = offset + kv_head[:, None].to(tl.int64) * head_stride + dim[None, :]
     is_key = rotated & (~is_query)[:, None] & (slot >= 0)
     is_value = inside & (~is_rotated)[:, None] & (slot >= 0)
