@@ -15,6 +15,9 @@ extern "C" {
 
 enum HrDType : int32_t { HR_F32 = 0, HR_BF16 = 1, HR_F16 = 2 };
 
+// What "cache_dtype" may hold besides: codes with scales (HrCache.words).
+enum HrCacheType : int32_t { HR_I8 = 3, HR_E4M3 = 4, HR_E5M2 = 5, HR_I4 = 6 };
+
 // Names of ops: the order is that of OPS in structs.py.
 enum HrOp : int32_t {
   HR_RMS_NORM = 0,
@@ -100,6 +103,8 @@ struct HrGatherRows {
 struct HrCache {
   void* data;
   int64_t block_stride, head_stride, token_stride;
+  float* words;  // of a quantized cache: a scale for each [blocks, heads, block_size]; strides in words
+  int64_t words_block_stride, words_head_stride;
 };
 
 // Per head: optional RMSNorm of queries and keys, rotation of them in place (the two halves of a head are a pair), keys

@@ -7,6 +7,7 @@
 #include "kernels.h"
 #include "math.h"
 #include "panels.h"
+#include "quantized_cache.h"
 
 namespace hr {
 namespace HR_ISA {
@@ -419,6 +420,39 @@ void run_items(const HrAttention& a, Team& team) {
   }
 }
 
+// Keys or values of an item as fp32, from its first block on; returns where they are as a dense cache of one head, whose
+// blocks follow one another.
+HrCache decode_keys(const Work& work, const HrCache& cache, float* memory) {
+  const int64_t dim = work.a.head_dim, size = work.plan.block_size, first = work.start / size;
+  for (int64_t key = work.start; key < work.end; ++key) {
+    const int64_t block = work.blocks[key / size], place = key % size;
+    decode_token(work.a.cache_dtype, codes_at(cache, block, work.kv_head, place),
+                 word_at(cache, block, work.kv_head, place), dim, memory + (key - first * size) * dim);
+  }
+  return {memory, size * dim, 0, dim, nullptr, 0, 0};
+}
+
+// Over a quantized cache: every item's keys and values are decoded first.
+template <typename T>
+void run_quantized(const HrAttention& a, Team& team) {
+  const int64_t all = a.plan->num_items * a.num_kv_heads, size = a.plan->block_size;
+  for (int64_t index; (index = team.take(all)) < all;) {
+    HrAttention decoded = a;
+    Work work(decoded, index / a.num_kv_heads, index % a.num_kv_heads);
+    const bool is_few = work.num_rows == 1;
+    const int64_t first = work.start / size, num_blocks = ceil_div(work.end, size);
+    const int64_t keys = (num_blocks - first) * size * a.head_dim;
+    const int64_t rest = is_few ? few_floats(work) : ManySizes(work).total();
+    float* memory = (float*)team.scratch((size_t)(2 * keys + rest + num_blocks) * sizeof(float));
+    decoded.keys = decode_keys(work, a.keys, memory);
+    decoded.values = decode_keys(work, a.values, memory + keys);
+    int32_t* blocks = (int32_t*)(memory + 2 * keys + rest);
+    for (int64_t block = 0; block < num_blocks; ++block) blocks[block] = (int32_t)(block < first ? 0 : block - first);
+    work.blocks = blocks;
+    is_few ? run_few<T, float>(work, memory + 2 * keys) : run_many<T, float>(work, memory + 2 * keys);
+  }
+}
+
 // One head of a merged row, from its partials.
 void merge_head(const HrAttention& a, int64_t index, int64_t head, float* sums) {
   const HrAttentionPlan& plan = *a.plan;
@@ -451,6 +485,7 @@ void merge_head(const HrAttention& a, int64_t index, int64_t head, float* sums) 
 void attention(const void* args, Team& team) {
   const HrAttention& a = *(const HrAttention*)args;
   with_type(a.dtype, [&](auto* type) {
+    if (a.keys.words != nullptr) return run_quantized<std::remove_pointer_t<decltype(type)>>(a, team);
     with_type(a.cache_dtype, [&](auto* cache) {
       run_items<std::remove_pointer_t<decltype(type)>, std::remove_pointer_t<decltype(cache)>>(a, team);
     });

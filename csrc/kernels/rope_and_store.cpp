@@ -1,5 +1,6 @@
 // rope_and_store: query and key norms, rotary embedding (Su et al.), keys and values into the paged cache.
 #include "kernels.h"
+#include "quantized_cache.h"
 #include "vec.h"
 
 namespace hr {
@@ -40,9 +41,20 @@ void put(const T* head, const HrCache& cache, int64_t block, int64_t index, int6
   for (int64_t i = 0; i < dim; i += kLanes) store_some(to + i, load_some(head + i, dim - i), dim - i);
 }
 
+template <typename T>
+void put_quantized(const HrRopeAndStore& a, const T* head, const HrCache& cache, int64_t block, int64_t index,
+                   int64_t place, float* wide) {
+  for (int64_t i = 0; i < a.head_dim; i += kLanes)
+    store_some(wide + i, load_some(head + i, a.head_dim - i), a.head_dim - i);
+  encode_token(a.cache_dtype, wide, a.head_dim, codes_at(cache, block, index, place),
+               word_at(cache, block, index, place));
+}
+
 template <typename T, typename C>
 void run(const HrRopeAndStore& a, Team& team) {
   const int64_t dim = a.head_dim;
+  const bool is_quantized = a.keys.words != nullptr;
+  float* wide = is_quantized ? (float*)team.scratch((size_t)dim * sizeof(float)) : nullptr;
   for (int64_t t = team.rank(); t < a.rows; t += team.size()) {
     T* row = (T*)a.qkv + t * a.qkv_stride;
     T* keys = row + a.num_heads * dim;
@@ -53,6 +65,11 @@ void run(const HrRopeAndStore& a, Team& team) {
     if (a.slot_mapping[t] < 0) continue;
     const int64_t block = a.slot_mapping[t] / a.block_size, place = a.slot_mapping[t] % a.block_size;
     for (int64_t h = 0; h < a.num_kv_heads; ++h) {
+      if (is_quantized) {
+        put_quantized(a, keys + h * dim, a.keys, block, h, place, wide);
+        put_quantized(a, values + h * dim, a.values, block, h, place, wide);
+        continue;
+      }
       put<T, C>(keys + h * dim, a.keys, block, h, place, dim);
       put<T, C>(values + h * dim, a.values, block, h, place, dim);
     }
@@ -64,7 +81,7 @@ void run(const HrRopeAndStore& a, Team& team) {
 void rope_and_store(const void* args, Team& team) {
   const HrRopeAndStore& a = *(const HrRopeAndStore*)args;
   with_type(a.dtype, [&](auto* type) {
-    with_type(a.cache_dtype, [&](auto* cache) {
+    with_type(a.keys.words == nullptr ? a.cache_dtype : HR_F32, [&](auto* cache) {
       run<std::remove_pointer_t<decltype(type)>, std::remove_pointer_t<decltype(cache)>>(a, team);
     });
   });

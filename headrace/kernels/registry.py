@@ -92,11 +92,6 @@ class Ops:
         group = communicator or SoloCommunicator()
         return cls(table | {"all_reduce": group.all_reduce, "all_gather": group.all_gather})
 
-    def with_reference(self, *names: str) -> Ops:
-        """These ops with the plain torch ones of those names."""
-        plain = {name: _find(name, OP_FILES[name], ["reference"]) for name in names}
-        return Ops(self.table | plain)
-
     def is_fast(self, name: str) -> bool:
         """Whether the op is more than its reference."""
         return not self.table[name].__module__.startswith("headrace.kernels.reference")

@@ -17,7 +17,6 @@ from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput
 from headrace.core.token_mask import TokenMask
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan
-from headrace.kernels.quantized_cache import KVFormat
 from headrace.kernels.registry import Ops, kernel_kinds, load_kernels
 from headrace.kv_transfer.fingerprint import fingerprint
 from headrace.kv_transfer.host_memory import HostMemory
@@ -105,8 +104,6 @@ class Worker:
         self._attention = kernel_kinds(self._device, device.kernels)[0]
         self._max_graph_tokens = device.max_graph_tokens if self._attention == "triton" else 0
         self._ops = Ops.for_device(self._device, device.kernels, world.tensor.communicator)
-        if self._device.type == "cpu" and isinstance(self.kv_dtype, KVFormat):
-            self._ops = self._ops.with_reference("rope_and_store", "attention")
         self._num_heads = _length(world.tensor.share(arch.num_attention_heads, "attention heads"))
         self._num_kv_heads = _length(world.tensor.kv_share(arch.num_kv_heads))
         self._max_logits_rows = max(1, MAX_LOGITS_BYTES // (4 * arch.vocab_size))

@@ -6,9 +6,10 @@ import ctypes
 
 import torch
 
-from headrace.kernels.native.rope_and_store import cache_args
+from headrace.kernels.native.rope_and_store import cache_args, cache_type
 from headrace.kernels.native.run import check_rows, run
 from headrace.kernels.native.structs import DTYPES, AttentionArgs, AttentionPlanArgs
+from headrace.kernels.quantized_cache import QuantizedCache
 from headrace.kernels.reference.attention_items import AttentionWork
 
 _INDICES = (
@@ -28,8 +29,8 @@ _INDICES = (
 
 def attention(
     qkv: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: torch.Tensor | QuantizedCache,
+    v_cache: torch.Tensor | QuantizedCache,
     plan: AttentionWork,
     out: torch.Tensor,
     num_heads: int,
@@ -48,8 +49,8 @@ def attention(
 
 def attention_args(
     qkv: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: torch.Tensor | QuantizedCache,
+    v_cache: torch.Tensor | QuantizedCache,
     plan: AttentionWork,
     out: torch.Tensor,
     num_heads: int,
@@ -60,7 +61,7 @@ def attention_args(
 ) -> AttentionArgs:
     """The struct of ``attention``."""
     check_rows(qkv=qkv, out=out)
-    assert k_cache.dtype == v_cache.dtype
+    assert cache_type(k_cache) == cache_type(v_cache)
     return AttentionArgs(
         rows=qkv.shape[0],
         qkv=qkv.data_ptr(),
@@ -76,7 +77,7 @@ def attention_args(
         scale=scale,
         soft_cap=soft_cap or 0.0,
         dtype=DTYPES[qkv.dtype],
-        cache_dtype=DTYPES[k_cache.dtype],
+        cache_dtype=cache_type(k_cache),
         out_dtype=DTYPES[out.dtype],
     )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from headrace.kernels.native.run import check_rows, run
-from headrace.kernels.native.structs import DTYPES, Cache, RopeAndStoreArgs
+from headrace.kernels.native.structs import CACHE_TYPES, DTYPES, Cache, RopeAndStoreArgs
+from headrace.kernels.quantized_cache import QuantizedCache
 
 
 def rope_and_store(
@@ -16,8 +17,8 @@ def rope_and_store(
     cos_sin: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: torch.Tensor | QuantizedCache,
+    v_cache: torch.Tensor | QuantizedCache,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
@@ -48,8 +49,8 @@ def rope_and_store_args(
     cos_sin: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: torch.Tensor | QuantizedCache,
+    v_cache: torch.Tensor | QuantizedCache,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
@@ -72,18 +73,34 @@ def rope_and_store_args(
         keys=cache_args(k_cache),
         values=cache_args(v_cache),
         qkv_stride=qkv.stride(0),
-        block_size=k_cache.shape[2],
+        block_size=cache_block_size(k_cache),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         eps=eps,
         dtype=DTYPES[qkv.dtype],
-        cache_dtype=DTYPES[k_cache.dtype],
+        cache_dtype=cache_type(k_cache),
     )
 
 
-def cache_args(cache: torch.Tensor) -> Cache:
+def cache_args(cache: torch.Tensor | QuantizedCache) -> Cache:
     """Where one layer's keys or values [num_blocks, K, B, D] are."""
-    check_rows(cache=cache)
-    block, head, token, _ = cache.stride()
-    return Cache(data=cache.data_ptr(), block_stride=block, head_stride=head, token_stride=token)
+    codes = cache.codes if isinstance(cache, QuantizedCache) else cache
+    check_rows(cache=codes)
+    block, head, token, _ = codes.stride()
+    args = Cache(data=codes.data_ptr(), block_stride=block, head_stride=head, token_stride=token)
+    if isinstance(cache, QuantizedCache):
+        check_rows(words=cache.words)
+        args.words = cache.words.data_ptr()
+        args.words_block_stride, args.words_head_stride, _ = cache.words.stride()
+    return args
+
+
+def cache_type(cache: torch.Tensor | QuantizedCache) -> int:
+    """The number of what it holds."""
+    return CACHE_TYPES[cache.format.name] if isinstance(cache, QuantizedCache) else DTYPES[cache.dtype]
+
+
+def cache_block_size(cache: torch.Tensor | QuantizedCache) -> int:
+    """Tokens of a block."""
+    return cache.block_size if isinstance(cache, QuantizedCache) else cache.shape[2]

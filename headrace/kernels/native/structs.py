@@ -10,6 +10,9 @@ import torch
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of the float types that kernels take."""
 
+CACHE_TYPES = {"int8": 3, "fp8_e4m3": 4, "fp8_e5m2": 5, "int4": 6}
+"""``HrCacheType``, by the name of the ``KVFormat``."""
+
 
 class RmsNormArgs(ctypes.Structure):
     """``HrRmsNorm``."""
@@ -105,6 +108,9 @@ class Cache(ctypes.Structure):
         ("block_stride", c_int64),
         ("head_stride", c_int64),
         ("token_stride", c_int64),
+        ("words", c_void_p),
+        ("words_block_stride", c_int64),
+        ("words_head_stride", c_int64),
     ]
 
 
