@@ -189,5 +189,7 @@ def _start_thread(target: Any, name: str, *args: Any) -> None:
 def _mask_of(message: Sample) -> TokenMask | None:
     if message.mask is None:
         return None
-    words = np.frombuffer(message.mask, np.uint32).reshape(len(message.rows), -1)
-    return TokenMask(np.array(message.rows, np.int64), words)
+    words = np.frombuffer(
+        bytearray(message.mask), np.uint32
+    )  # a tensor is made of it, which wants its own memory
+    return TokenMask(np.array(message.rows, np.int64), words.reshape(len(message.rows), -1))

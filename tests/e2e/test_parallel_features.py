@@ -25,6 +25,7 @@ WISHES: list[dict[str, Any]] = [
     },
     {"temperature": 0.0, "prompt_logprobs": 2},
     {"temperature": 0.9, "seed": 8, "logit_bias": {9: 4.0}, "allowed_token_ids": [7, 8, 9, 10, 11]},
+    {"temperature": 0.0, "use_beam_search": True, "n": 2, "best_of": 4},
     {"temperature": 0.0, "stop_token_ids": [5, 6, 7, 8, 9, 10, 11, 12], "min_tokens": 4},
 ]
 
