@@ -137,6 +137,7 @@ class GraphedSteps:
         self._plans: dict[tuple[int, bool], OpPlan] = {}
         self._replays: dict[StepKind, Callable[[], None]] = {}
         self._outputs: dict[StepKind, _Outputs] = {}
+        self._seen: set[StepKind] = set()
 
     @property
     def num_graphs(self) -> int:
@@ -163,10 +164,10 @@ class GraphedSteps:
         )
         if self._link is not None:
             self._link.receive(self._model.stage_buffers(step.num_tokens))
-        self._run(kind)
+        outputs = self._run(kind)
         if self._link is not None:
             self._link.send(self._model.stage_buffers(step.num_tokens))
-        return self._result(step, kind, views, is_picked=is_decode and wishes.is_plain(step.sampled_slots))
+        return self._result(step, kind, outputs, is_picked=is_decode and wishes.is_plain(step.sampled_slots))
 
     def _plan(self, step: StepLayout, views: InputViews) -> list[AttentionPlan] | None:
         """Every KV group's plan, or None: few tokens, but contexts so long that fixed buffers do not hold their
@@ -180,14 +181,17 @@ class GraphedSteps:
         except CapacityError:
             return None
 
-    def _run(self, kind: StepKind) -> None:
-        if kind in self._outputs and kind not in self._replays:  # it comes again
-            self._body(kind)  # kernels of an optimized plan compile here, not under capture
-            self._replays[kind] = self._capture(lambda: self._body(kind))
+    def _run(self, kind: StepKind) -> _Outputs:
+        """Run the step's work once: what a stage of a pipeline has received is overwritten by it."""
         if kind in self._replays:
             self._replays[kind]()
-        else:
-            self._body(kind)
+            return self._outputs[kind]
+        self._body(kind)  # also compiles the kernels of an optimized plan, which is not done under capture
+        outputs = self._outputs[kind]
+        if kind in self._seen:
+            self._replays[kind] = self._capture(lambda: self._body(kind))
+        self._seen.add(kind)
+        return outputs
 
     def _body(self, kind: StepKind) -> None:
         """What a graph does, from ids to tokens."""
@@ -215,8 +219,8 @@ class GraphedSteps:
         self._states.tokens.tensor.view(-1).index_copy_(0, views.sampled_places, tokens.int())
         return _Outputs(hidden, logits, tokens, best_logits)
 
-    def _result(self, step: StepLayout, kind: StepKind, views: InputViews, is_picked: bool) -> StepResult:
-        outputs, count = self._outputs[kind], len(step.sampled_ids)
+    def _result(self, step: StepLayout, kind: StepKind, outputs: _Outputs, is_picked: bool) -> StepResult:
+        views, count = self._inputs.views(kind.bucket), len(step.sampled_ids)
         places = views.sampled_places[:count]
         if not kind.is_decode:
             return StepResult(outputs.hidden, views.sampled_rows[:count], places)

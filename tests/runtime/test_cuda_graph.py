@@ -117,6 +117,33 @@ def test_small_steps_give_the_same_answers(
     assert capture is not None and sum(capture.num_replays) > 5
 
 
+def test_each_step_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage of a pipeline overwrites what it has received, so it cannot run a step again to capture it."""
+    make_model("llama", tmp_path)
+    config = EngineConfig.from_options(
+        model=str(tmp_path), dtype="float32", skip_tokenizer_init=True, max_model_len=96, num_kv_blocks=60
+    )
+    core = build_engine_core(config)
+    add_small_steps(core.executor._worker, 8)  # type: ignore[attr-defined]
+    counts = {"steps": 0, "bodies": 0}
+    run, body = GraphedSteps.run, GraphedSteps._body
+
+    def counted_run(self: GraphedSteps, step: Any) -> Any:
+        result = run(self, step)
+        counts["steps"] += result is not None
+        return result
+
+    def counted_body(self: GraphedSteps, kind: Any) -> None:
+        counts["bodies"] += 1
+        body(self, kind)
+
+    monkeypatch.setattr(GraphedSteps, "run", counted_run)
+    monkeypatch.setattr(GraphedSteps, "_body", counted_body)
+    answers(core, PARAMS[:1])
+    core.shutdown()
+    assert counts["steps"] == counts["bodies"] > 10
+
+
 @pytest.mark.gpu
 def test_graphs_give_the_eager_tokens(tmp_path: Path) -> None:
     make_model("llama", tmp_path)
