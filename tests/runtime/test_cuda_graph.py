@@ -114,7 +114,7 @@ def test_small_steps_give_the_same_answers(
         for entry, other in zip(entries, other_entries, strict=True):
             assert entry.token_ids == other.token_ids
             assert entry.logprobs == pytest.approx(other.logprobs, abs=1e-4)  # sums of other batch shapes
-    assert capture is not None and sum(capture.num_replays) > 5
+    assert capture is not None and sum(capture.num_replays) > 2
 
 
 def test_each_step_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
