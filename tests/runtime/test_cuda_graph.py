@@ -121,7 +121,13 @@ def test_each_step_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A stage of a pipeline overwrites what it has received, so it cannot run a step again to capture it."""
     make_model("llama", tmp_path)
     config = EngineConfig.from_options(
-        model=str(tmp_path), dtype="float32", skip_tokenizer_init=True, max_model_len=96, num_kv_blocks=60
+        model=str(tmp_path),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_num_seqs=8,
+        max_num_batched_tokens=24,
+        max_model_len=96,
+        num_kv_blocks=60,
     )
     core = build_engine_core(config)
     add_small_steps(core.executor._worker, 8)  # type: ignore[attr-defined]
