@@ -13,20 +13,22 @@ with lang.local("smollm2") as model:
 """
 
 from headrace.lang.backend import Backend, GenSpec
-from headrace.lang.connect import connect, local
-from headrace.lang.pieces import assistant, gen, select, system, user
+from headrace.lang.connect import connect, local, open_model
+from headrace.lang.pieces import Pieces, assistant, gen, select, system, user
 from headrace.lang.program import Program, program
 from headrace.lang.state import State
 
 __all__ = [
     "Backend",
     "GenSpec",
+    "Pieces",
     "Program",
     "State",
     "assistant",
     "connect",
     "gen",
     "local",
+    "open_model",
     "program",
     "select",
     "system",

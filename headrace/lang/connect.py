@@ -47,3 +47,8 @@ def connect(base_url: str, *, model: str | None = None, api_key: str | None = No
         )
     is_headrace = card.get("owned_by") == "headrace"
     return (ServerBackend if is_headrace else OpenAIBackend)(client, card["id"])
+
+
+def open_model(target: str) -> Backend:
+    """A server when ``target`` is an address, else an engine for the model of that name. Raises as these do."""
+    return connect(target) if target.startswith(("http://", "https://")) else local(target)
