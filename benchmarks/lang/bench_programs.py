@@ -1,6 +1,6 @@
 """Each example program against the same calls in sequence and without sharing.
 
-    python benchmarks/lang/bench_programs.py [--model smollm2] [--repeats 3] [--only tree_of_thought,few_shot_classification]
+    python benchmarks/lang/bench_programs.py [--model smollm2] [--repeats 3] [--only NAME,NAME]
 
 "shared": as the language runs it. "naive": one call after the other, each choice scored by a call of its own, no prefix
 cache. Runs alternate; the first of each is not counted. Results must be equal.
