@@ -117,12 +117,12 @@ void run_float(const HrLinearPacked& a, Team& team) {
   const int64_t blocks = m.num_blocks, padded = blocks * kBlockColumns, most = min64(kRowsAtOnce, a.rows);
   const bool is_ready = a.x_dtype == HR_F32 && a.num_columns == padded;
   Memory memory{(char*)team.scratch(bytes_of<float>(is_ready ? 0 : most * padded) +
-                                    bytes_of<float>(padded * kTileRows) + bytes_of<float>(4 * blocks * kTileRows) +
-                                    bytes_of<float>(most * kTileRows))};
+                                    bytes_of<float>(2 * padded * kTileRows) +
+                                    bytes_of<float>(4 * blocks * kTileRows) + bytes_of<float>(2 * most * kTileRows))};
   float* wide = memory.take<float>(is_ready ? 0 : most * padded);
-  float* panel = memory.take<float>(padded * kTileRows);
+  float* panel = memory.take<float>(2 * padded * kTileRows);
   float* scales = memory.take<float>(4 * blocks * kTileRows);
-  float* sums = memory.take<float>(most * kTileRows);
+  float* sums = memory.take<float>(2 * most * kTileRows);
   const Pieces pieces(a, team.size());
   int64_t widened = -1;
   for (int64_t piece; (piece = team.take(pieces.count)) < pieces.count;) {
@@ -132,9 +132,16 @@ void run_float(const HrLinearPacked& a, Team& team) {
       widened = first;
     }
     const float* x = is_ready ? (const float*)a.x + first * a.x_stride : wide;
-    const int64_t begin = piece % pieces.per_rows * pieces.tiles_each;
-    for (int64_t tile = begin; tile < min64(begin + pieces.tiles_each, pieces.tiles); ++tile) {
-      tile_float(m, tile, x, is_ready ? a.x_stride : padded, count, scales, panel, sums, kTileRows);
+    const int64_t begin = piece % pieces.per_rows * pieces.tiles_each, x_stride = is_ready ? a.x_stride : padded;
+    int64_t tile = begin;
+    const int64_t end = min64(begin + pieces.tiles_each, pieces.tiles), behind = most * kTileRows;
+    for (; count >= kManyRows && tile + 2 <= end; tile += 2) {
+      pair_float(m, tile, x, x_stride, count, scales, panel, sums, behind);
+      put_tile(a, tile, first, count, sums);
+      put_tile(a, tile + 1, first, count, sums + behind);
+    }
+    for (; tile < end; ++tile) {
+      tile_float(m, tile, x, x_stride, count, scales, panel, sums, kTileRows);
       put_tile(a, tile, first, count, sums);
     }
   }

@@ -104,6 +104,14 @@ void tile_float(const HrPackedMatrix& m, int64_t tile, const float* x, int64_t x
   }
 }
 
+constexpr int64_t kManyRows = 4;
+
+void pair_float(const HrPackedMatrix& m, int64_t tile, const float* x, int64_t x_stride, int64_t num_rows,
+                float* scales, float* panels, float* out, int64_t tile_stride) {
+  tile_float(m, tile, x, x_stride, num_rows, scales, panels, out, kTileRows);
+  tile_float(m, tile + 1, x, x_stride, num_rows, scales, panels, out + tile_stride, kTileRows);
+}
+
 void decode_row(const HrPackedMatrix& m, int64_t row, float*, float* out) {
   decode(m, row / kTileRows, int(row % kTileRows), out);
 }

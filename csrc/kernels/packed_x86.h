@@ -4,6 +4,9 @@
 
 #include "packed_matrix.h"
 
+// Arrays of registers stay in registers only if the loops over them are unrolled before anything else is done.
+#define HR_UNROLL _Pragma("GCC unroll 8")
+
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define HR_HAS_VNNI 1
 #else
@@ -22,10 +25,12 @@ inline __m256i load32(const void* address) { return _mm256_loadu_si256((const __
 template <int BITS>
 inline void unpack(const uint8_t* block, __m256i* w) {
   if constexpr (BITS == 8) {
+    HR_UNROLL
     for (int j = 0; j < kChunks; ++j) w[j] = load32(block + 32 * j);
     return;
   }
   const __m256i low = _mm256_set1_epi8(15);
+  HR_UNROLL
   for (int p = 0; p < 4; ++p) {
     const __m256i both = load32(block + 32 * p);
     w[p] = _mm256_and_si256(both, low);
@@ -33,6 +38,7 @@ inline void unpack(const uint8_t* block, __m256i* w) {
   }
   if constexpr (BITS == 5) {
     const __m256i high = load32(block + 128), bit = _mm256_set1_epi8(16);
+    HR_UNROLL
     for (int j = 0; j < kChunks; ++j) {
       const __m256i moved = j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
       w[j] = _mm256_or_si256(w[j], _mm256_and_si256(moved, bit));
@@ -40,8 +46,10 @@ inline void unpack(const uint8_t* block, __m256i* w) {
   }
   if constexpr (BITS == 6) {
     const __m256i two_bits = _mm256_set1_epi8(48);
+    HR_UNROLL
     for (int h = 0; h < 2; ++h) {
       const __m256i high = load32(block + 128 + 32 * h);
+      HR_UNROLL
       for (int i = 0; i < 4; ++i) {
         const __m256i moved = i < 2 ? _mm256_slli_epi16(high, 4 - 2 * i) : _mm256_srli_epi16(high, 2 * i - 4);
         w[4 * h + i] = _mm256_or_si256(w[4 * h + i], _mm256_and_si256(moved, two_bits));
@@ -61,6 +69,7 @@ template <int BITS, int NUM>
 inline __m256i dot(const __m256i* w, const int8_t* a) {
 #if HR_HAS_VNNI
   __m256i sum = _mm256_setzero_si256();
+  HR_UNROLL
   for (int j = 0; j < NUM; ++j) {
     const __m256i codes = BITS == 8 ? _mm256_xor_si256(w[j], _mm256_set1_epi8(-128)) : w[j];
     sum = _mm256_dpbusd_epi32(sum, codes, broadcast4(a + 4 * j));
@@ -70,6 +79,7 @@ inline __m256i dot(const __m256i* w, const int8_t* a) {
   const __m256i ones = _mm256_set1_epi16(1);
   if constexpr (BITS == 8) {
     __m256i sum = _mm256_setzero_si256();
+    HR_UNROLL
     for (int j = 0; j < NUM; ++j) {
       const __m256i signed_inputs = _mm256_sign_epi8(broadcast4(a + 4 * j), w[j]);
       const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), signed_inputs);
@@ -80,8 +90,10 @@ inline __m256i dot(const __m256i* w, const int8_t* a) {
     // How many products of two fit into 16 bits: 15, 31 or 63 times 127, twice.
     constexpr int kAtOnce = BITS == 4 ? 8 : BITS == 5 ? 4 : 2;
     __m256i sum = _mm256_setzero_si256();
+    HR_UNROLL
     for (int j = 0; j < NUM; j += kAtOnce) {
       __m256i pairs = _mm256_maddubs_epi16(w[j], broadcast4(a + 4 * j));
+      HR_UNROLL
       for (int i = 1; i < kAtOnce && j + i < NUM; ++i)
         pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[j + i], broadcast4(a + 4 * (j + i))));
       sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
@@ -138,14 +150,17 @@ void rows_int8(const uint8_t* codes, TileScales tile, const QuantizedRows& x, in
   constexpr int kNum = kChunks / HALVES;
   const int64_t num_blocks = x.num_blocks;
   __m256 sum[ROWS];
+  HR_UNROLL
   for (int i = 0; i < ROWS; ++i) sum[i] = _mm256_setzero_ps();
   for (int64_t b = 0; b < num_blocks; ++b) {
     __m256i w[kChunks];
     unpack<BITS>(codes + b * 32 * BITS, w);
+    HR_UNROLL
     for (int i = 0; i < ROWS; ++i) {
       const int64_t at = (first_row + i) * num_blocks + b;
       const int8_t* a = x.codes + at * kBlockColumns;
       const __m256 x_scale = _mm256_broadcast_ss(x.scales + at);
+      HR_UNROLL
       for (int half = 0; half < HALVES; ++half) {
         __m256i product = dot<BITS, kNum>(w + kNum * half, a + 4 * kNum * half);
         if constexpr (kHasOffset) {
@@ -162,6 +177,7 @@ void rows_int8(const uint8_t* codes, TileScales tile, const QuantizedRows& x, in
       }
     }
   }
+  HR_UNROLL
   for (int i = 0; i < ROWS; ++i) _mm256_storeu_ps(out + (first_row + i) * out_stride, sum[i]);
 }
 
@@ -220,6 +236,7 @@ void quantize_row(const float* x, int64_t num_blocks, int8_t* codes, float* scal
   for (int64_t b = 0; b < num_blocks; ++b) {
     const float* from = x + b * kBlockColumns;
     __m256 v[4], most = _mm256_setzero_ps();
+    HR_UNROLL
     for (int i = 0; i < 4; ++i) {
       v[i] = _mm256_loadu_ps(from + 8 * i);
       most = _mm256_max_ps(most, _mm256_andnot_ps(sign, v[i]));
@@ -227,6 +244,7 @@ void quantize_row(const float* x, int64_t num_blocks, int8_t* codes, float* scal
     const float largest = largest_lane(most);
     const __m256 inverse = _mm256_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
     __m256i q[4];
+    HR_UNROLL
     for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
     const int32_t low = sum_lanes(_mm256_add_epi32(q[0], q[1])), high = sum_lanes(_mm256_add_epi32(q[2], q[3]));
     const __m256i words = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
@@ -260,9 +278,11 @@ void decode_tile(const uint8_t* codes, TileScales tile, int halves, int64_t num_
   for (int64_t b = 0; b < num_blocks; ++b) {
     __m256i w[kChunks];
     unpack<BITS>(codes + b * 32 * BITS, w);
+    HR_UNROLL
     for (int j = 0; j < kChunks; ++j) {
       const int64_t step = halves == 2 ? 2 * b + j / 4 : b;
       const __m256 scale = _mm256_loadu_ps(tile.scales + step * kTileRows);
+      HR_UNROLL
       for (int c = 0; c < 4; ++c) {
         __m256 value = _mm256_mul_ps(code_column<BITS, HAS_MIN>(w[j], c), scale);
         if constexpr (HAS_MIN) value = _mm256_add_ps(value, _mm256_loadu_ps(tile.minimums + b * kTileRows));
@@ -294,19 +314,65 @@ void panel_rows(const float* panel, int64_t num_columns, const float* x, int64_t
                 int64_t out_stride) {
   constexpr int kChains = 4;
   __m256 sum[ROWS][kChains];
+  HR_UNROLL
   for (int i = 0; i < ROWS; ++i)
+    HR_UNROLL
     for (int c = 0; c < kChains; ++c) sum[i][c] = _mm256_setzero_ps();
   for (int64_t k = 0; k < num_columns; k += kChains) {
+    HR_UNROLL
     for (int c = 0; c < kChains; ++c) {
       const __m256 w = _mm256_loadu_ps(panel + (k + c) * kTileRows);
+      HR_UNROLL
       for (int i = 0; i < ROWS; ++i)
         sum[i][c] = _mm256_fmadd_ps(w, _mm256_broadcast_ss(x + i * x_stride + k + c), sum[i][c]);
     }
   }
+  HR_UNROLL
   for (int i = 0; i < ROWS; ++i) {
     const __m256 total = _mm256_add_ps(_mm256_add_ps(sum[i][0], sum[i][1]), _mm256_add_ps(sum[i][2], sum[i][3]));
     _mm256_storeu_ps(out + i * out_stride, total);
   }
+}
+
+// The same over two decoded tiles, one behind the other, one chain a sum: rows enough hide the latency.
+template <int ROWS>
+void pair_rows(const float* panels, int64_t num_columns, const float* x, int64_t x_stride, float* out,
+               int64_t tile_stride) {
+  const float* second = panels + num_columns * kTileRows;
+  __m256 sum[ROWS][2];
+  HR_UNROLL
+  for (int i = 0; i < ROWS; ++i) sum[i][0] = sum[i][1] = _mm256_setzero_ps();
+  for (int64_t k = 0; k < num_columns; ++k) {
+    const __m256 w0 = _mm256_loadu_ps(panels + k * kTileRows), w1 = _mm256_loadu_ps(second + k * kTileRows);
+    HR_UNROLL
+    for (int i = 0; i < ROWS; ++i) {
+      const __m256 input = _mm256_broadcast_ss(x + i * x_stride + k);
+      sum[i][0] = _mm256_fmadd_ps(w0, input, sum[i][0]);
+      sum[i][1] = _mm256_fmadd_ps(w1, input, sum[i][1]);
+    }
+  }
+  HR_UNROLL
+  for (int i = 0; i < ROWS; ++i) {
+    _mm256_storeu_ps(out + i * kTileRows, sum[i][0]);
+    _mm256_storeu_ps(out + tile_stride + i * kTileRows, sum[i][1]);
+  }
+}
+
+constexpr int64_t kManyRows = 4;  // from which on tiles are multiplied in pairs
+
+// Two tiles; the second one's sums are tile_stride behind the first one's.
+void pair_float(const HrPackedMatrix& m, int64_t tile, const float* x, int64_t x_stride, int64_t num_rows,
+                float* scale_scratch, float* panels, float* out, int64_t tile_stride) {
+  const int64_t num_columns = m.num_blocks * kBlockColumns;
+  decode_any(m, tile, widen_tile(m, tile, scale_scratch), panels);
+  decode_any(m, tile + 1, widen_tile(m, tile + 1, scale_scratch), panels + num_columns * kTileRows);
+  int64_t row = 0;
+  for (; row + 6 <= num_rows; row += 6)
+    pair_rows<6>(panels, num_columns, x + row * x_stride, x_stride, out + row * kTileRows, tile_stride);
+  for (; row + 3 <= num_rows; row += 3)
+    pair_rows<3>(panels, num_columns, x + row * x_stride, x_stride, out + row * kTileRows, tile_stride);
+  for (; row < num_rows; ++row)
+    pair_rows<1>(panels, num_columns, x + row * x_stride, x_stride, out + row * kTileRows, tile_stride);
 }
 
 void tile_float(const HrPackedMatrix& m, int64_t tile, const float* x, int64_t x_stride, int64_t num_rows,
