@@ -5,6 +5,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace hr {
 
@@ -33,6 +37,16 @@ uint64_t saved_states() {
 
 bool saves(uint64_t mask) { return (saved_states() & mask) == mask; }
 
+// Linux gives a process tiles only when it asks, once; without, the first use of one is an illegal instruction.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 bool has_avx2() {
@@ -47,11 +61,17 @@ bool has_avx512() {
 
 bool has_avx512_bf16() { return has_avx512() && bit(cpuid(7, 0).c, 11) && bit(cpuid(7, 1).a, 5); }
 
+bool has_amx_bf16() {
+  const uint32_t d = cpuid(7, 0).d;
+  return has_avx512_bf16() && saves(0x600e6) && bit(d, 22) && bit(d, 24) && may_use_tiles();
+}
+
 #else
 
 bool has_avx2() { return false; }
 bool has_avx512() { return false; }
 bool has_avx512_bf16() { return false; }
+bool has_amx_bf16() { return false; }
 
 #endif
 

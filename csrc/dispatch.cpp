@@ -20,6 +20,9 @@ bool always() { return true; }
 
 // The best first.
 const InstructionSet kInstructionSets[] = {
+#if defined(HR_HAS_AMX)
+    {"amx", has_amx_bf16, amx::table},
+#endif
 #if defined(HR_HAS_AVX512_BF16)
     {"avx512_bf16", has_avx512_bf16, avx512_bf16::table},
 #endif

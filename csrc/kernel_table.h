@@ -18,6 +18,7 @@ struct KernelTable {
 HR_DECLARE_TABLE(avx2)
 HR_DECLARE_TABLE(avx512)
 HR_DECLARE_TABLE(avx512_bf16)
+HR_DECLARE_TABLE(amx)
 HR_DECLARE_TABLE(neon)
 
 // The table of the instruction set in use; null where this CPU has none of those compiled.

@@ -192,8 +192,92 @@ void many_rows(const HrLinear& a, const T* w, int64_t panel_stride, int64_t colu
   }
 }
 
+#if defined(__AMX_BF16__)
+// bf16 rows times bf16 panels by tiles: 16 rows of x by 32 inputs, and 32 inputs of a panel, which lies in memory as a
+// tile wants it. Four tiles of sums, two by two, read every tile of x and of weights for two products.
+constexpr int kTile = 16, kTileInputs = 32;
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// Tiles 0 to 3: sums of (upper rows, first panel), (upper, second), (lower, first), (lower, second); 4 and 5: x; 6 and
+// 7: panels. Tiles of no rows may not be used.
+void configure_tiles(int64_t upper, int64_t lower) {
+  TileConfig config;
+  const int64_t rows[8] = {upper, upper, lower, lower, upper, lower, kTile, kTile};
+  for (int tile = 0; tile < 8; ++tile) {
+    config.rows[tile] = (uint8_t)rows[tile];
+    config.row_bytes[tile] = rows[tile] == 0 ? 0 : 64;
+  }
+  // Not the intrinsic: GCC 12 tells the compiler that it reads 8 of the 64 bytes, and drops the stores to the others.
+  __asm__ volatile("ldtilecfg %0" ::"m"(config));
+}
+
+// Up to 32 rows times one or two panels.
+void multiply_tiles(const HrLinear& a, int64_t row, bool has_lower, const Bf16* w, int64_t panel_stride,
+                    bool has_second, float* sums) {
+  const Bf16* x = (const Bf16*)a.x + row * a.x_stride;
+  const int64_t x_bytes = a.x_stride * 2;
+  _tile_zero(0);
+  if (has_second) _tile_zero(1);
+  if (has_lower) _tile_zero(2);
+  if (has_lower && has_second) _tile_zero(3);
+  for (int64_t k = 0; k < a.num_inputs; k += kTileInputs) {
+    _tile_loadd(4, x + k, x_bytes);
+    _tile_loadd(6, w + k * kPanel, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if (has_second) {
+      _tile_loadd(7, w + panel_stride + k * kPanel, 64);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if (has_lower) {
+      _tile_loadd(5, x + kTile * a.x_stride + k, x_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      if (has_second) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  constexpr int64_t sums_bytes = 2 * kPanel * 4;
+  _tile_stored(0, sums, sums_bytes);
+  if (has_second) _tile_stored(1, sums + kPanel, sums_bytes);
+  if (has_lower) _tile_stored(2, sums + kTile * 2 * kPanel, sums_bytes);
+  if (has_lower && has_second) _tile_stored(3, sums + kTile * 2 * kPanel + kPanel, sums_bytes);
+  __asm__ volatile("" ::: "memory");
+}
+
+void run_tiles(const HrLinear& a, Team& team) {
+  const int64_t stride = panel_elements((const Bf16*)nullptr, a.num_inputs);
+  const int64_t num_panels = ceil_div(a.num_outputs, kPanel), num_chunks = ceil_div(num_panels, 2);
+  float* sums = (float*)team.scratch(2 * kTile * 2 * kPanel * sizeof(float));
+  const Target target{&a, sums, false, true};
+  int64_t configured = -1;
+  for (int64_t chunk; (chunk = team.take(num_chunks)) < num_chunks;) {
+    const int64_t panel = chunk * 2;
+    const bool has_second = panel + 1 < num_panels;
+    for (int64_t row = 0; row < a.rows; row += 2 * kTile) {
+      const int64_t rows = min64(2 * kTile, a.rows - row), lower = max64(0, rows - kTile);
+      if (rows != configured) configure_tiles(rows - lower, lower);
+      configured = rows;
+      multiply_tiles(a, row, lower > 0, (const Bf16*)a.weight + panel * stride, stride, has_second, sums);
+      for (int64_t r = 0; r < rows; ++r) {
+        Vec found[1][2 * kPanelVecs];
+        for (int i = 0; i < 2 * kPanelVecs; ++i) found[0][i] = load(sums + r * 2 * kPanel + i * kLanes);
+        end_sums<1, 2>(target, row + r, r, panel * kPanel, 0, found);
+      }
+    }
+  }
+  if (configured >= 0) _tile_release();
+}
+#endif
+
 template <typename T>
 void run(const HrLinear& a, Team& team) {
+#if defined(__AMX_BF16__)
+  if (std::is_same_v<T, Bf16> && a.x_dtype == HR_BF16 && a.num_inputs % kTileInputs == 0 && a.rows > 2)
+    return run_tiles(a, team);
+#endif
   const int64_t stride = panel_elements((const T*)nullptr, a.num_inputs);
   const int64_t num_panels = ceil_div(a.num_outputs, kPanel), num_chunks = ceil_div(num_panels, kChunkPanels);
   const bool is_many = a.rows > 2 * kMaxRows;

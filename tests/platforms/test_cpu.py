@@ -17,7 +17,7 @@ def platform(root: Path, flags: str, key: str = "flags\t\t") -> CPUPlatform:
     return CPUPlatform(HostLimits(root))
 
 
-@pytest.mark.parametrize("flags", ["avx512_bf16", "amx_bf16 amx_tile"])
+@pytest.mark.parametrize("flags", ["amx_bf16", "avx512_bf16 amx_bf16 amx_tile"])
 @pytest.mark.parametrize(
     ("checkpoint", "expected"),
     [
@@ -33,8 +33,10 @@ def test_auto_dtype_with_fast_bf16(
     assert platform(tmp_path, flags).resolve_dtype("auto", checkpoint) == expected
 
 
-def test_auto_dtype_on_arm_with_bf16(tmp_path: Path) -> None:
-    assert platform(tmp_path, "i8mm bf16", "Features\t").resolve_dtype("auto", "bfloat16") == torch.bfloat16
+@pytest.mark.parametrize("key", ["flags\t\t", "Features\t"])
+def test_dot_products_of_bf16_are_not_fast_enough(key: str, tmp_path: Path) -> None:
+    found = platform(tmp_path, "i8mm bf16 avx512_bf16", key)
+    assert found.resolve_dtype("auto", "bfloat16") == torch.float32
 
 
 @pytest.mark.parametrize("checkpoint", ["bfloat16", "float16", "float32", None])

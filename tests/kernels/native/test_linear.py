@@ -56,6 +56,15 @@ def test_long_rows_are_summed_in_parts(rows: int, weight_type: torch.dtype) -> N
     check(rows, 20, 1111, weight_type, torch.float32, torch.float32, has_bias=True)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 15, 16, 17, 31, 32, 33, 48, 70])
+@pytest.mark.parametrize("outputs", [16, 30, 48, 50])
+@pytest.mark.parametrize("inputs", [32, 96, 100])
+def test_bf16_by_bf16(rows: int, outputs: int, inputs: int) -> None:
+    """Where there are tiles, these are their shapes."""
+    for out_type in (torch.float32, torch.bfloat16):
+        check(rows, outputs, inputs, torch.bfloat16, torch.bfloat16, out_type, has_bias=True)
+
+
 @pytest.mark.parametrize("weight_type", TYPES)
 def test_a_row_is_bitwise_the_same_in_any_batch(weight_type: torch.dtype) -> None:
     weight = pack_weight(torch.randn(50, 700).to(weight_type))
