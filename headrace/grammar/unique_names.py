@@ -81,7 +81,15 @@ class NameTokens:
         self._sorted = sorted(quoted)
         self._starts = [text for text, _ in self._sorted]
         # Tokens that may hold a whole name, from quote to quote; vocabularies have few.
-        self.wide = [token for text, token in quoted if text.count(b'"') > 1]
+        wide = [token for text, token in quoted if text.count(b'"') > 1]
+        self._wide = np.array(wide, np.int64)
+        self._wide_bits = (1 << (self._wide & 31)).astype(np.uint32)
+
+    def wide_in(self, words: np.ndarray) -> list[int]:
+        """Tokens of a mask that may hold a whole name."""
+        is_allowed = words[self._wide >> 5] & self._wide_bits
+        found: list[int] = self._wide[is_allowed != 0].tolist()
+        return found
 
     def beginning_with(self, start: bytes) -> Iterator[int]:
         """Tokens whose text begins so."""
@@ -107,14 +115,14 @@ class UniqueNamesMatcher:
         if not place.has_names:
             return
         words, texts = bitmask[row], self._tokens.texts
-        for token in self._suspects(place):
+        for token in self._suspects(place, words):
             word, bit = token >> 5, 1 << (token & 31)
             if int(words[word]) & bit and place.after(texts[token]) is None:
                 words[word] &= np.uint32(~bit & 0xFFFFFFFF)
 
-    def _suspects(self, place: JsonPlace) -> Iterator[int]:
+    def _suspects(self, place: JsonPlace, words: np.ndarray) -> Iterator[int]:
         """Tokens that may finish a name that is there already."""
-        yield from self._tokens.wide
+        yield from self._tokens.wide_in(words)
         names = place.opened[-1] if place.mode in (_IN_NAME, _IN_NAME_ESCAPE) else None
         for name in names or ():
             if name.startswith(place.name):
