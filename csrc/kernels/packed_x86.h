@@ -93,7 +93,6 @@ inline __m256i dot(const __m256i* w, const int8_t* a) {
     HR_UNROLL
     for (int j = 0; j < NUM; j += kAtOnce) {
       __m256i pairs = _mm256_maddubs_epi16(w[j], broadcast4(a + 4 * j));
-      HR_UNROLL
       for (int i = 1; i < kAtOnce && j + i < NUM; ++i)
         pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[j + i], broadcast4(a + 4 * (j + i))));
       sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
