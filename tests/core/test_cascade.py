@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from headrace.config import SharingConfig
 from headrace.core.cascade import CascadePlanner
 from headrace.core.cost_model import CostModel, StepFeatures
@@ -158,7 +160,12 @@ def test_no_more_is_shared_than_the_limit() -> None:
     assert {span.num_blocks for output in recorder.outputs for span in output.shared_prefixes} == {12}
 
 
-def test_the_cost_model_turns_off_what_it_saw_to_be_slower() -> None:
+@pytest.mark.parametrize(("certain", "levels"), [(1 << 18, 0), (500, 2)])
+def test_the_cost_model_turns_off_what_it_saw_to_be_slower(
+    certain: int, levels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But it is not asked where very much is spared."""
+    monkeypatch.setattr("headrace.core.cascade.CERTAIN_SAVED_TOKENS", certain)
     recorder = Recorder(SharingConfig(cascade_min_tokens=16, cascade_min_requests=4))
     model = CostModel()
     rng = random.Random(0)
@@ -169,7 +176,7 @@ def test_the_cost_model_turns_off_what_it_saw_to_be_slower() -> None:
     scheduler.cost_model = scheduler.cascade._cost_model = model
     add_conversations(recorder, 8)
     recorder.harness.run()
-    assert recorder.most_levels == 0
+    assert recorder.most_levels == levels
 
 
 def test_steps_that_share_read_less() -> None:
