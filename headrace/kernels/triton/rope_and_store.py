@@ -74,35 +74,34 @@ def rope_and_store(
 
 
 @triton.jit
+def _normed(first, second, is_query, q_norm_ptr, k_norm_ptr, dim, in_half, eps, HEAD_DIM: tl.constexpr):
+    """The halves [heads, D/2] of query and key heads after their norms."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    square = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+    scale = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
+    q_first = tl.load(q_norm_ptr + dim, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    q_second = tl.load(q_norm_ptr + HALF + dim, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    k_first = tl.load(k_norm_ptr + dim, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    k_second = tl.load(k_norm_ptr + HALF + dim, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    first = first * scale * tl.where(is_query[:, None], q_first, k_first)
+    return first, second * scale * tl.where(is_query[:, None], q_second, k_second)
+
+
+@triton.jit
+def _store_halves(target, first, second, mask, HALF: tl.constexpr):
+    dtype = target.dtype.element_ty
+    tl.store(target, first.to(dtype), mask=mask)
+    tl.store(target + HALF, second.to(dtype), mask=mask)
+
+
+@triton.jit
 def _rope_and_store_kernel(
-    qkv_ptr,
-    q_norm_ptr,
-    k_norm_ptr,
-    eps,
-    cos_sin_ptr,
-    positions_ptr,
-    slots_ptr,
-    k_cache_ptr,
-    v_cache_ptr,
-    k_scales_ptr,
-    v_scales_ptr,
-    qkv_stride,
-    block_stride,
-    head_stride,
-    slot_stride,
-    scales_block_stride,
-    scales_head_stride,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEADS_PER_PROGRAM: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    KIND: tl.constexpr,
-    LARGEST: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    qkv_ptr, q_norm_ptr, k_norm_ptr, eps, cos_sin_ptr, positions_ptr, slots_ptr, k_cache_ptr, v_cache_ptr,
+    k_scales_ptr, v_scales_ptr, qkv_stride, block_stride, head_stride, slot_stride, scales_block_stride,
+    scales_head_stride, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HALF_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr,
+    HAS_NORM: tl.constexpr, KIND: tl.constexpr, LARGEST: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     let_next_start(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_PER_PROGRAM + tl.arange(0, HEADS_PER_PROGRAM)
@@ -124,14 +123,7 @@ def _rope_and_store_kernel(
     first = first_raw.to(tl.float32)
     second = second_raw.to(tl.float32)
     if HAS_NORM:
-        square = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
-        scale = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
-        q_first = tl.load(q_norm_ptr + dim, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        q_second = tl.load(q_norm_ptr + HALF + dim, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        k_first = tl.load(k_norm_ptr + dim, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        k_second = tl.load(k_norm_ptr + HALF + dim, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        first = first * scale * tl.where(is_query[:, None], q_first, k_first)
-        second = second * scale * tl.where(is_query[:, None], q_second, k_second)
+        first, second = _normed(first, second, is_query, q_norm_ptr, k_norm_ptr, dim, in_half, eps, HEAD_DIM)
     dtype = qkv_ptr.dtype.element_ty
     turned_first = (first * cos - second * sin).to(dtype)
     turned_second = (second * cos + first * sin).to(dtype)
@@ -161,10 +153,8 @@ def _rope_and_store_kernel(
         )  # fmt: skip
         return
     target = offset + kv_head[:, None].to(tl.int64) * head_stride + dim[None, :]
-    is_key = rotated & (~is_query)[:, None] & (slot >= 0)
-    is_value = inside & (~is_rotated)[:, None] & (slot >= 0)
-    cache_dtype = k_cache_ptr.dtype.element_ty
-    tl.store(k_cache_ptr + target, turned_first.to(cache_dtype), mask=is_key)
-    tl.store(k_cache_ptr + target + HALF, turned_second.to(cache_dtype), mask=is_key)
-    tl.store(v_cache_ptr + target, first_raw.to(cache_dtype), mask=is_value)
-    tl.store(v_cache_ptr + target + HALF, second_raw.to(cache_dtype), mask=is_value)
+    is_stored = inside & (slot >= 0)
+    _store_halves(
+        k_cache_ptr + target, turned_first, turned_second, is_stored & (is_rotated & ~is_query)[:, None], HALF
+    )
+    _store_halves(v_cache_ptr + target, first_raw, second_raw, is_stored & (~is_rotated)[:, None], HALF)
