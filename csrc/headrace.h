@@ -229,7 +229,7 @@ struct HrLinearPacked {
   int64_t x_stride, out_stride;
   int64_t num_columns;   // of x; the matrix has whole blocks
   int32_t x_dtype, out_dtype;
-  int32_t has_int8_inputs;
+  int32_t input_bits;  // 8 or 16: x is rounded first; else it is not
   int32_t reserved;
 };
 

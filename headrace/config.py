@@ -45,9 +45,9 @@ class ModelConfig:
     quantization_overrides: str | None = knob(
         None, "forms of modules by pattern, the first match counts: lm_head=int8,model.layers.0.*=none"
     )
-    linear_inputs: Literal["auto", "int8", "float"] = knob(
+    linear_inputs: Literal["auto", "int8", "int16", "float"] = knob(
         "auto",
-        "inputs of quantized weights: rounded to 8 bits, or as they are; auto rounds on a CPU with kernels",
+        "inputs of quantized weights: rounded to 8 or 16 bits, or as they are; auto is int16 on a CPU with kernels",
     )
     max_model_len: int | None = knob(None, "longest prompt plus answer in tokens; the model's own by default")
     skip_tokenizer_init: bool = knob(False, "no tokenizer: prompts and answers are token ids only")

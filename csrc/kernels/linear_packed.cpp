@@ -82,14 +82,19 @@ struct Pieces {
   }
 };
 
-void run_int8(const HrLinearPacked& a, Team& team) {
+void run_rounded(const HrLinearPacked& a, Team& team) {
   const HrPackedMatrix& m = *a.matrix;
   const int64_t blocks = m.num_blocks, padded = blocks * kBlockColumns, most = min64(kRowsAtOnce, a.rows);
-  Memory memory{(char*)team.scratch(bytes_of<int8_t>(most * padded) + 2 * bytes_of<float>(most * blocks) +
+  const bool is_double = a.input_bits == 16;
+  Memory memory{(char*)team.scratch(2 * bytes_of<int8_t>(most * padded) + 2 * bytes_of<float>(most * blocks) +
                                     bytes_of<int32_t>(most * blocks * 2) + bytes_of<float>(padded) +
                                     bytes_of<float>(4 * blocks * kTileRows) + bytes_of<float>(most * kTileRows))};
-  QuantizedRows x{memory.take<int8_t>(most * padded), memory.take<float>(most * blocks),
-                  memory.take<float>(most * blocks), memory.take<int32_t>(most * blocks * 2), blocks};
+  QuantizedRows x{memory.take<int8_t>(most * padded),
+                  is_double ? memory.take<int8_t>(most * padded) : nullptr,
+                  memory.take<float>(most * blocks),
+                  memory.take<float>(most * blocks),
+                  memory.take<int32_t>(most * blocks * 2),
+                  blocks};
   float* wide = memory.take<float>(padded);
   float* scales = memory.take<float>(4 * blocks * kTileRows);
   float* sums = memory.take<float>(most * kTileRows);
@@ -100,13 +105,12 @@ void run_int8(const HrLinearPacked& a, Team& team) {
     const int64_t first = piece / pieces.per_rows * kRowsAtOnce, count = min64(kRowsAtOnce, a.rows - first);
     if (rounded != first) {
       for (int64_t row = 0; row < count; ++row)
-        quantize_row(wide_row(a, first + row, padded, wide), blocks, x.codes + row * padded, x.scales + row * blocks,
-                     x.sums + row * blocks, x.code_sums + row * blocks * 2);
+        quantize_row(wide_row(a, first + row, padded, wide), x, row);
       rounded = first;
     }
     const int64_t begin = piece % pieces.per_rows * pieces.tiles_each;
     for (int64_t tile = begin; tile < min64(begin + pieces.tiles_each, pieces.tiles); ++tile) {
-      tile_int8(m, tile, x, count, scales, sums, kTileRows);
+      tile_rounded(m, tile, x, count, scales, sums, kTileRows);
       put_tile(a, tile, first, count, sums);
     }
   }
@@ -163,8 +167,8 @@ void embed_row(const HrEmbeddingPacked& a, const float* row, T* out) {
 
 void linear_packed(const void* args, Team& team) {
   const HrLinearPacked& a = *(const HrLinearPacked*)args;
-  if (a.has_int8_inputs) {
-    run_int8(a, team);
+  if (a.input_bits == 8 || a.input_bits == 16) {
+    run_rounded(a, team);
   } else {
     run_float(a, team);
   }

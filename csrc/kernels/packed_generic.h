@@ -29,32 +29,37 @@ const uint8_t* block_at(const HrPackedMatrix& m, int64_t tile, int64_t block) {
   return m.codes + (tile * m.num_blocks + block) * block_bytes(m.bits);
 }
 
-void quantize_row(const float* x, int64_t num_blocks, int8_t* codes, float* scales, float* sums,
-                  int32_t* code_sums) {
-  for (int64_t b = 0; b < num_blocks; ++b) {
+void quantize_row(const float* x, const QuantizedRows& to, int64_t row) {
+  for (int64_t b = 0; b < to.num_blocks; ++b) {
+    const int64_t at = row * to.num_blocks + b;
     float values[kBlockColumns], largest = 0.0f;
     for (int i = 0; i < kBlockColumns; ++i) {
       values[i] = x[b * kBlockColumns + i];
       largest = fmaxf(largest, fabsf(values[i]));
     }
-    const float scale = largest / 127.0f, inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+    const bool is_double = to.low_codes != nullptr;
+    const float scale = largest / 127.0f / (is_double ? float(kSecondDigit) : 1.0f), inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
     int total = 0;
     for (int half = 0; half < 2; ++half) {
       int sum = 0;
       for (int i = half * 16; i < half * 16 + 16; ++i) {
         const int code = int(nearbyintf(values[i] * inverse));
-        codes[b * kBlockColumns + i] = int8_t(code);
-        sum += code;
+        to.codes[at * kBlockColumns + i] = int8_t(code);
+        sum += is_double ? kSecondDigit * code : code;
+        if (!is_double) continue;
+        const int low = int(nearbyintf(fmaf(values[i], inverse, -float(code)) * float(kSecondDigit)));
+        to.low_codes[at * kBlockColumns + i] = int8_t(low);
+        sum += low;
       }
-      code_sums[2 * b + half] = sum;
+      to.code_sums[2 * at + half] = sum;
       total += sum;
     }
-    scales[b] = scale;
-    sums[b] = scale * float(total);
+    to.scales[at] = scale;
+    to.sums[at] = scale * float(total);
   }
 }
 
-void tile_int8(const HrPackedMatrix& m, int64_t tile, const QuantizedRows& x, int64_t num_x_rows, float*, float* out,
+void tile_rounded(const HrPackedMatrix& m, int64_t tile, const QuantizedRows& x, int64_t num_x_rows, float*, float* out,
                int64_t out_stride) {
   const int halves = halves_of(m), width = kBlockColumns / halves, offset = offset_of(m);
   for (int64_t row = 0; row < num_x_rows; ++row) {
@@ -65,8 +70,11 @@ void tile_int8(const HrPackedMatrix& m, int64_t tile, const QuantizedRows& x, in
         const int64_t at = row * m.num_blocks + b;
         for (int half = 0; half < halves; ++half) {
           int dot = 0;
-          for (int i = half * width; i < (half + 1) * width; ++i)
-            dot += (code_at(block_at(m, tile, b), m.bits, r, i) - offset) * a[i];
+          for (int i = half * width; i < (half + 1) * width; ++i) {
+            const int low = x.low_codes == nullptr ? 0 : x.low_codes[at * kBlockColumns + i];
+            const int whole = x.low_codes == nullptr ? a[i] : kSecondDigit * a[i] + low;
+            dot += (code_at(block_at(m, tile, b), m.bits, r, i) - offset) * whole;
+          }
           const float scale =
               scale_at(m, m.scales, m.super_scales, tile, b * kBlockColumns + half * width, r) * x.scales[at];
           total = fmaf(float(dot), scale, total);

@@ -20,12 +20,16 @@ constexpr int kTileRows = 8;
 constexpr int kBlockColumns = 32;
 constexpr int kSuperColumns = 256;
 
-// Rows of inputs as int8 with a scale for each 32 columns.
+constexpr int kSecondDigit = 254;  // low digits in one of the codes
+
+// Rows of inputs as one int8 a number or two, with a scale for each 32 columns: scale * code, or
+// scale * (254 * code + low code).
 struct QuantizedRows {
   int8_t* codes;       // [rows][blocks * 32]
+  int8_t* low_codes;   // the same, or null: there is one digit
   float* scales;       // [rows][blocks]
   float* sums;         // [rows][blocks], of the dequantized numbers
-  int32_t* code_sums;  // [rows][blocks * 2], of each 16 codes
+  int32_t* code_sums;  // [rows][blocks * 2], of each 16 whole codes
   int64_t num_blocks;
 };
 

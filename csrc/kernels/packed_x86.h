@@ -141,8 +141,8 @@ TileScales widen_tile(const HrPackedMatrix& m, int64_t tile, float* scratch) {
   return {scratch, minimums};
 }
 
-template <int BITS, int HALVES, bool HAS_MIN, int ROWS>
-void rows_int8(const uint8_t* codes, TileScales tile, const QuantizedRows& x, int64_t first_row, float* out,
+template <int BITS, int HALVES, bool HAS_MIN, bool IS_DOUBLE, int ROWS>
+void rows_rounded(const uint8_t* codes, TileScales tile, const QuantizedRows& x, int64_t first_row, float* out,
                int64_t out_stride) {
   constexpr int kShift = BITS - 1;  // the offset 2^(bits-1) of codes without minimums
   constexpr bool kHasOffset = HR_HAS_VNNI && BITS == 8 ? true : BITS != 8 && !HAS_MIN;
@@ -162,6 +162,12 @@ void rows_int8(const uint8_t* codes, TileScales tile, const QuantizedRows& x, in
       HR_UNROLL
       for (int half = 0; half < HALVES; ++half) {
         __m256i product = dot<BITS, kNum>(w + kNum * half, a + 4 * kNum * half);
+        if constexpr (IS_DOUBLE) {
+          const int8_t* low = x.low_codes + at * kBlockColumns + 4 * kNum * half;
+          const __m256i twice = _mm256_slli_epi32(product, 1);  // 254 times the product is 256 times less twice
+          product = _mm256_sub_epi32(_mm256_slli_epi32(product, 8), twice);
+          product = _mm256_add_epi32(product, dot<BITS, kNum>(w + kNum * half, low));
+        }
         if constexpr (kHasOffset) {
           const int32_t code_sum = HALVES == 2 ? x.code_sums[2 * at + half]
                                                : x.code_sums[2 * at] + x.code_sums[2 * at + 1];
@@ -180,40 +186,50 @@ void rows_int8(const uint8_t* codes, TileScales tile, const QuantizedRows& x, in
   for (int i = 0; i < ROWS; ++i) _mm256_storeu_ps(out + (first_row + i) * out_stride, sum[i]);
 }
 
-template <int BITS, int HALVES, bool HAS_MIN>
-void all_rows_int8(const uint8_t* codes, TileScales tile, const QuantizedRows& x, int64_t num_rows, float* out,
+template <int BITS, int HALVES, bool HAS_MIN, bool IS_DOUBLE>
+void all_rows_of(const uint8_t* codes, TileScales tile, const QuantizedRows& x, int64_t num_rows, float* out,
                    int64_t out_stride) {
   int64_t row = 0;
   for (; row + 4 <= num_rows; row += 4)
-    rows_int8<BITS, HALVES, HAS_MIN, 4>(codes, tile, x, row, out, out_stride);
+    rows_rounded<BITS, HALVES, HAS_MIN, IS_DOUBLE, 4>(codes, tile, x, row, out, out_stride);
   if (num_rows - row >= 2) {
-    rows_int8<BITS, HALVES, HAS_MIN, 2>(codes, tile, x, row, out, out_stride);
+    rows_rounded<BITS, HALVES, HAS_MIN, IS_DOUBLE, 2>(codes, tile, x, row, out, out_stride);
     row += 2;
   }
-  if (row < num_rows) rows_int8<BITS, HALVES, HAS_MIN, 1>(codes, tile, x, row, out, out_stride);
+  if (row < num_rows) rows_rounded<BITS, HALVES, HAS_MIN, IS_DOUBLE, 1>(codes, tile, x, row, out, out_stride);
+}
+
+template <int BITS, int HALVES, bool HAS_MIN>
+void all_rows_rounded(const uint8_t* codes, TileScales tile, const QuantizedRows& x, int64_t num_rows, float* out,
+                      int64_t out_stride) {
+  if (x.low_codes == nullptr) {
+    all_rows_of<BITS, HALVES, HAS_MIN, false>(codes, tile, x, num_rows, out, out_stride);
+  } else {
+    all_rows_of<BITS, HALVES, HAS_MIN, true>(codes, tile, x, num_rows, out, out_stride);
+  }
 }
 
 template <int BITS>
-void tile_int8_of(const HrPackedMatrix& m, const uint8_t* codes, TileScales tile, const QuantizedRows& x,
+void tile_rounded_of(const HrPackedMatrix& m, const uint8_t* codes, TileScales tile, const QuantizedRows& x,
                   int64_t num_rows, float* out, int64_t out_stride) {
   if (m.minimums != nullptr) {
-    all_rows_int8<BITS, 1, true>(codes, tile, x, num_rows, out, out_stride);
+    all_rows_rounded<BITS, 1, true>(codes, tile, x, num_rows, out, out_stride);
   } else if (halves_of(m) == 1) {
-    all_rows_int8<BITS, 1, false>(codes, tile, x, num_rows, out, out_stride);
+    all_rows_rounded<BITS, 1, false>(codes, tile, x, num_rows, out, out_stride);
   } else {
-    all_rows_int8<BITS, 2, false>(codes, tile, x, num_rows, out, out_stride);
+    all_rows_rounded<BITS, 2, false>(codes, tile, x, num_rows, out, out_stride);
   }
 }
 
-void tile_int8(const HrPackedMatrix& m, int64_t tile, const QuantizedRows& x, int64_t num_rows, float* scale_scratch,
+void tile_rounded(const HrPackedMatrix& m, int64_t tile, const QuantizedRows& x, int64_t num_rows, float* scale_scratch,
                float* out, int64_t out_stride) {
   const TileScales scales = widen_tile(m, tile, scale_scratch);
   const uint8_t* codes = m.codes + tile * m.num_blocks * block_bytes(m.bits);
   switch (m.bits) {
-    case 4: return tile_int8_of<4>(m, codes, scales, x, num_rows, out, out_stride);
-    case 5: return tile_int8_of<5>(m, codes, scales, x, num_rows, out, out_stride);
-    case 6: return tile_int8_of<6>(m, codes, scales, x, num_rows, out, out_stride);
-    default: return tile_int8_of<8>(m, codes, scales, x, num_rows, out, out_stride);
+    case 4: return tile_rounded_of<4>(m, codes, scales, x, num_rows, out, out_stride);
+    case 5: return tile_rounded_of<5>(m, codes, scales, x, num_rows, out, out_stride);
+    case 6: return tile_rounded_of<6>(m, codes, scales, x, num_rows, out, out_stride);
+    default: return tile_rounded_of<8>(m, codes, scales, x, num_rows, out, out_stride);
   }
 }
 
@@ -229,10 +245,17 @@ inline int32_t sum_lanes(__m256i v) {
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
 
-void quantize_row(const float* x, int64_t num_blocks, int8_t* codes, float* scales, float* sums,
-                  int32_t* code_sums) {
+// Four vectors of int32 as 32 int8.
+inline void store_codes(const __m256i* q, int8_t* to) {
+  const __m256i words = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(words, order));
+}
+
+void quantize_row(const float* x, const QuantizedRows& to, int64_t row) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
-  for (int64_t b = 0; b < num_blocks; ++b) {
+  for (int64_t b = 0; b < to.num_blocks; ++b) {
+    const int64_t at = row * to.num_blocks + b;
     const float* from = x + b * kBlockColumns;
     __m256 v[4], most = _mm256_setzero_ps();
     HR_UNROLL
@@ -242,19 +265,27 @@ void quantize_row(const float* x, int64_t num_blocks, int8_t* codes, float* scal
     }
     const float largest = largest_lane(most);
     const __m256 inverse = _mm256_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
-    __m256i q[4];
+    __m256i q[4], rest[4];
     HR_UNROLL
     for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
-    const int32_t low = sum_lanes(_mm256_add_epi32(q[0], q[1])), high = sum_lanes(_mm256_add_epi32(q[2], q[3]));
-    const __m256i words = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + b * kBlockColumns),
-                        _mm256_permutevar8x32_epi32(words, order));
-    const float scale = largest / 127.0f;
-    scales[b] = scale;
-    sums[b] = scale * float(low + high);
-    code_sums[2 * b] = low;
-    code_sums[2 * b + 1] = high;
+    store_codes(q, to.codes + at * kBlockColumns);
+    float scale = largest / 127.0f;
+    if (to.low_codes != nullptr) {
+      const __m256 digits = _mm256_set1_ps(float(kSecondDigit));
+      HR_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const __m256 left = _mm256_fmsub_ps(v[i], inverse, _mm256_cvtepi32_ps(q[i]));
+        rest[i] = _mm256_cvtps_epi32(_mm256_mul_ps(left, digits));
+        q[i] = _mm256_add_epi32(_mm256_mullo_epi32(q[i], _mm256_set1_epi32(kSecondDigit)), rest[i]);
+      }
+      store_codes(rest, to.low_codes + at * kBlockColumns);
+      scale /= float(kSecondDigit);
+    }
+    const int32_t first = sum_lanes(_mm256_add_epi32(q[0], q[1])), second = sum_lanes(_mm256_add_epi32(q[2], q[3]));
+    to.scales[at] = scale;
+    to.sums[at] = scale * float(first + second);
+    to.code_sums[2 * at] = first;
+    to.code_sums[2 * at + 1] = second;
   }
 }
 

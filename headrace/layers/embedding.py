@@ -58,7 +58,7 @@ class VocabParallelEmbedding:
     def as_head(self, ctx: LayerContext) -> LoadedLinear:
         """The table as a head multiplies with it; from now on the same memory, if the types agree."""
         if self.matrix is not None:
-            return PackedLinear(ctx.ops, self.matrix, None, ctx.weight_home.has_int8_inputs)
+            return PackedLinear(ctx.ops, self.matrix, None, ctx.weight_home.input_bits)
         kept = self._ops.weight_dtype(self.weight.dtype, ctx.dtype)
         packed = self._ops.pack_weight(self.weight.to(kept))
         if self.weight.dtype == kept:

@@ -84,10 +84,12 @@ class WeightHome:
         return self.ops.is_fast("linear_packed")
 
     @property
-    def has_int8_inputs(self) -> bool:
-        """Whether inputs of packed matrices are rounded to 8 bits."""
+    def input_bits(self) -> int:
+        """To how many bits inputs of packed matrices are rounded: 8, 16, or 32, which is not at all."""
         wish = self.precision.inputs
-        return wish == "int8" or (wish == "auto" and self.device.type == "cpu" and self.has_packed_kernels)
+        if wish == "auto":
+            wish = "int16" if self.device.type == "cpu" and self.has_packed_kernels else "float"
+        return {"int8": 8, "int16": 16, "float": 32}[wish]
 
 
 class LoadedLinear(ABC):

@@ -21,7 +21,7 @@ class PackedLinear(LoadedLinear):
         ops: where ``linear_packed`` is.
         matrix: what ``pack_matrix`` of the same ops made.
         bias: [n] fp32 or None.
-        has_int8_inputs: whether inputs are rounded to 8 bits.
+        input_bits: see ``WeightHome``.
     """
 
     def __init__(
@@ -29,15 +29,15 @@ class PackedLinear(LoadedLinear):
         ops: Ops,
         matrix: Any,
         bias: Tensor | None,
-        has_int8_inputs: bool,
+        input_bits: int,
     ) -> None:
         self._ops = ops
         self.matrix = matrix
         self.bias = bias
-        self._has_int8_inputs = has_int8_inputs
+        self._input_bits = input_bits
 
     def apply(self, x: Tensor, out: Tensor, col: int) -> None:
-        self._ops.linear_packed(x, self.matrix, self.bias, out, col, self._has_int8_inputs)
+        self._ops.linear_packed(x, self.matrix, self.bias, out, col, self._input_bits)
 
 
 class PackedMethod(QuantMethod):
@@ -50,7 +50,7 @@ class PackedMethod(QuantMethod):
     def load(self, shards: Sequence[Shard], home: WeightHome) -> LoadedLinear:
         packed = self.load_matrix(shards, home)
         bias = load_bias(shards, home, torch.float32)
-        return PackedLinear(home.ops, packed, bias, home.has_int8_inputs)
+        return PackedLinear(home.ops, packed, bias, home.input_bits)
 
     def load_matrix(self, shards: Sequence[Shard], home: WeightHome) -> Any:
         """The shards one below the other, packed for the device's kernels."""

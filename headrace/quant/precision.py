@@ -71,17 +71,20 @@ class Precision:
     """Attributes:
     form: of every module that no override names.
     overrides: (pattern of module names, form), the first match counts.
-    inputs: what packed matrices are multiplied with: "float" as they are, "int8" rounded to 8 bits with a scale for
-        each 32 columns, "auto" int8 on a CPU that has kernels for it.
+    inputs: what packed matrices are multiplied with: "float" as they are, "int16" and "int8" rounded to so many bits
+        with a scale for each 32 columns, "auto" int16 on a CPU that has kernels for it.
     """
 
     form: Form = "auto"
     overrides: Sequence[tuple[str, Form]] = ()
-    inputs: Literal["auto", "int8", "float"] = "auto"
+    inputs: Literal["auto", "int8", "int16", "float"] = "auto"
 
     @classmethod
     def parse(
-        cls, form: str, overrides: str | None = None, inputs: Literal["auto", "int8", "float"] = "auto"
+        cls,
+        form: str,
+        overrides: str | None = None,
+        inputs: Literal["auto", "int8", "int16", "float"] = "auto",
     ) -> Precision:
         """From the settings ``quantization``, ``quantization_overrides`` and ``linear_inputs``.
 

@@ -43,11 +43,23 @@ def test_int8_inputs_are_rounded_inputs() -> None:
         random_matrix(KINDS[1], 9, 256),
     )
     with_int8, with_rounded = torch.empty(6, 9), torch.empty(6, 9)
-    reference.linear_packed(x, matrix, None, with_int8, 0, True)
+    reference.linear_packed(x, matrix, None, with_int8, 0, 8)
     reference.linear_packed(reference.round_inputs(x), matrix, None, with_rounded)
     assert torch.equal(with_int8, with_rounded)
     exactly = x.double() @ matrix.dequantize().double().T
     assert 1e-4 < (with_int8 - exactly).norm() / exactly.norm() < 1e-2
+
+
+def test_int16_inputs_are_all_but_exact() -> None:
+    x = torch.randn(5, 100, generator=torch.Generator().manual_seed(3)) * 7
+    rounded = reference.round_inputs(x, 16)
+    largest = (
+        torch.nn.functional.pad(x.abs(), (0, 28))
+        .unflatten(1, (4, 32))
+        .amax(-1)
+        .repeat_interleave(32, 1)[:, :100]
+    )
+    assert ((rounded - x).abs() <= largest * (0.51 / 32258)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

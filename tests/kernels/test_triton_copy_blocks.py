@@ -19,6 +19,7 @@ class Layout:
     num_planes: int
     block_size: int
     token_bytes: int
+    scale_bytes: int = 0
 
 
 def check(layout: Layout, num_blocks: int, num_copies: int) -> None:

@@ -99,7 +99,7 @@ def test_unknown_methods_are_refused_by_name(quantization: dict[str, Any]) -> No
 
 @pytest.mark.parametrize(
     ("wish", "is_fast", "expected"),
-    [("auto", True, True), ("auto", False, False), ("int8", False, True), ("float", True, False)],
+    [("auto", True, 16), ("auto", False, 32), ("int8", False, 8), ("int16", False, 16), ("float", True, 32)],
 )
-def test_inputs(wish: Any, is_fast: bool, expected: bool) -> None:
-    assert home({}, precision=Precision(inputs=wish), is_fast=is_fast).has_int8_inputs == expected
+def test_inputs(wish: Any, is_fast: bool, expected: int) -> None:
+    assert home({}, precision=Precision(inputs=wish), is_fast=is_fast).input_bits == expected

@@ -20,11 +20,11 @@ def linear_packed(
     bias: Tensor | None,
     out: Tensor,
     col: int = 0,
-    has_int8_inputs: bool = False,
+    input_bits: int = 32,
 ) -> None:
     """See the reference."""
     num_products = x.shape[0] * matrix.num_rows * matrix.num_columns
-    run(linear_packed_args(x, matrix, bias, out, col, has_int8_inputs), num_products)
+    run(linear_packed_args(x, matrix, bias, out, col, input_bits), num_products)
 
 
 def embedding_packed(
@@ -40,7 +40,7 @@ def linear_packed_args(
     bias: Tensor | None,
     out: Tensor,
     col: int = 0,
-    has_int8_inputs: bool = False,
+    input_bits: int = 32,
 ) -> LinearPackedArgs:
     """The struct of ``linear_packed``; it points into ``matrix``, which must outlive it."""
     check_rows(x=x, out=out)
@@ -57,7 +57,7 @@ def linear_packed_args(
         num_columns=matrix.num_columns,
         x_dtype=DTYPES[x.dtype],
         out_dtype=DTYPES[out.dtype],
-        has_int8_inputs=has_int8_inputs,
+        input_bits=input_bits,
     )
 
 

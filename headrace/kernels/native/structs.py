@@ -276,7 +276,7 @@ class LinearPackedArgs(ctypes.Structure):
         ("num_columns", c_int64),
         ("x_dtype", c_int32),
         ("out_dtype", c_int32),
-        ("has_int8_inputs", c_int32),
+        ("input_bits", c_int32),
         ("reserved", c_int32),
     ]
 

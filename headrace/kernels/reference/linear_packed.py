@@ -11,6 +11,9 @@ from headrace.kernels.reference.embedding import embedding
 
 _ROWS_AT_ONCE = 2048
 
+SECOND_DIGIT = 254
+"""Units of the second digit in one of the first."""
+
 
 def linear_packed(
     x: Tensor,
@@ -18,7 +21,7 @@ def linear_packed(
     bias: Tensor | None,
     out: Tensor,
     col: int = 0,
-    has_int8_inputs: bool = False,
+    input_bits: int = 32,
 ) -> None:
     """out[:, col : col + n] = x @ weights.T + bias, in fp32.
 
@@ -27,10 +30,10 @@ def linear_packed(
         matrix: what ``pack_matrix`` of the same kind of kernels made.
         bias: [n] fp32 or None.
         out: [T, at least col + n]; x's dtype or fp32.
-        has_int8_inputs: x is first rounded to 8 bits with a scale for each 32 columns (``round_inputs``). Kernels
-            may then multiply integers.
+        input_bits: 8 or 16: x is first rounded to so many, with a scale for each 32 columns (``round_inputs``), and
+            kernels may multiply integers; 32: it is not.
     """
-    wide = round_inputs(x) if has_int8_inputs else x.float()
+    wide = x.float() if input_bits == 32 else round_inputs(x, input_bits)
     for start in range(0, matrix.num_rows, _ROWS_AT_ONCE):
         stop = min(start + _ROWS_AT_ONCE, matrix.num_rows)
         part = F.linear(
@@ -39,14 +42,22 @@ def linear_packed(
         out[:, col + start : col + stop].copy_(part)
 
 
-def round_inputs(x: Tensor) -> Tensor:
-    """x [T, in] rounded to multiples of 1/127 of the largest of each 32 columns, as fp32."""
+def round_inputs(x: Tensor, bits: int = 8) -> Tensor:
+    """x [T, in] rounded to multiples of 1/127 (8 bits) or 1/32258 (16) of the largest of each 32 columns, as fp32.
+
+    The 16 bits are two digits of 8, the second one in 254ths of the first, so that kernels for 8 bits do for both.
+    """
     num_columns = x.shape[1]
     padded = F.pad(x.float(), (0, -num_columns % BLOCK_COLUMNS)).unflatten(1, (-1, BLOCK_COLUMNS))
     largest = padded.abs().amax(-1, keepdim=True)
     # of two tensors: a number over a tensor would be its reciprocal times the number, rounded twice
     inverse = torch.where(largest > 0, torch.full_like(largest, 127.0) / largest, 0.0)
-    rounded = (padded * inverse).round_().mul_(largest / 127.0)
+    codes = (padded * inverse).round_()
+    scale = largest / 127.0
+    if bits == 16:
+        codes = codes * SECOND_DIGIT + ((padded * inverse - codes) * SECOND_DIGIT).round_()
+        scale = scale / SECOND_DIGIT
+    rounded = codes.mul_(scale)
     return rounded.flatten(1)[:, :num_columns]
 
 

@@ -31,14 +31,14 @@ def linear_packed(
     bias: Tensor | None,
     out: Tensor,
     col: int = 0,
-    has_int8_inputs: bool = False,
+    input_bits: int = 32,
 ) -> None:
     """See ``headrace.kernels.reference.linear_packed.linear_packed``. Several rows are multiplied with weights rounded
     to the type of x, and scales of two levels with their product in fp16."""
     if x.shape[0] == 0:
         return
-    if has_int8_inputs:
-        x = round_inputs(x).to(x.dtype)
+    if input_bits != 32:
+        x = round_inputs(x, input_bits).to(x.dtype)
     if x.shape[0] == 1:
         _one_row(x, matrix, bias, out, col)
     elif x.shape[0] <= MAX_TILED_ROWS:
