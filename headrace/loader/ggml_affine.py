@@ -34,8 +34,14 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 
 
 def _nibbles(quants: Tensor) -> Tensor:
-    """[..., k] -> [..., 2k]: the low nibbles, then the high ones."""
-    return torch.cat((quants & 15, quants >> 4), dim=-1)
+    """[..., k] -> [..., 2k]: the low nibbles, then the high ones. Four bytes at a time, which is several times faster."""
+    places = (quants.storage_offset(), *quants.stride()[:-1])
+    words = quants if all(place % 4 == 0 for place in places) else quants.contiguous()
+    words = words.view(torch.int32)
+    both = words.new_empty((*words.shape[:-1], 2, words.shape[-1]))
+    torch.bitwise_and(words, 0x0F0F0F0F, out=both[..., 0, :])
+    torch.bitwise_and(words >> 4, 0x0F0F0F0F, out=both[..., 1, :])
+    return both.flatten(-2).view(torch.uint8)
 
 
 def _fifth_bits(high: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class TiledMatrix:
     def pack(cls, matrix: AffineMatrix) -> TiledMatrix:
         """Packs a matrix on the CPU. Groups are of 16 columns (without minimums), of multiples of 32, or of all."""
         rest = -matrix.num_columns % BLOCK_COLUMNS
-        codes = F.pad(matrix.codes.view(torch.uint8), (0, rest, 0, -matrix.num_rows % _TILE_ROWS))
+        codes = _padded(matrix.codes.view(torch.uint8), rest)
         group = min(matrix.group_columns, codes.shape[1])
         if group == matrix.num_columns:  # one group a row, which takes in the padding
             group = codes.shape[1]
@@ -71,6 +71,12 @@ class TiledMatrix:
         return cls(*shape, matrix.bits, group, tiled, scales, minimums, struct)
 
 
+def _padded(values: Tensor, num_columns: int = 0) -> Tensor:
+    """values [n, w] with zero rows up to whole tiles and more zero columns; itself where it needs none."""
+    num_rows = -len(values) % _TILE_ROWS
+    return F.pad(values, (0, num_columns, 0, num_rows)) if num_rows or num_columns else values
+
+
 def _wide(scales: GroupScales | None) -> GroupScales:
     assert scales is not None
     return GroupScales(scales.widen())
@@ -81,17 +87,19 @@ def _tile_codes(codes: Tensor, bits: int) -> Tensor:
     num_tiles, num_blocks = codes.shape[0] // _TILE_ROWS, codes.shape[1] // BLOCK_COLUMNS
     # four columns are one 32-bit word, which moves as a whole: [tile, row, block, chunk] -> [tile, block, chunk, row]
     words = codes.contiguous().view(torch.int32).view(num_tiles, _TILE_ROWS, num_blocks, 8)
+    if bits == 4:  # half the words to move
+        halves = words[..., :4] | (words[..., 4:] << 4)
+        return halves.permute(0, 2, 3, 1).contiguous().view(torch.uint8).view(num_tiles, num_blocks, -1)
     chunks = words.permute(0, 2, 3, 1).contiguous()
     if bits == 8:
         return chunks.view(torch.uint8).view(num_tiles, num_blocks, -1)
     low = chunks & 0x0F0F0F0F
     parts = [low[:, :, :4] | (low[:, :, 4:] << 4)]
-    if bits > 4:
-        high = (chunks >> 4) & (0x01010101 if bits == 5 else 0x03030303)
-        if bits == 5:
-            parts.append(_merge_bits(high, 1))
-        else:
-            parts += [_merge_bits(high[:, :, :4], 2), _merge_bits(high[:, :, 4:], 2)]
+    high = (chunks >> 4) & (0x01010101 if bits == 5 else 0x03030303)
+    if bits == 5:
+        parts.append(_merge_bits(high, 1))
+    else:
+        parts += [_merge_bits(high[:, :, :4], 2), _merge_bits(high[:, :, 4:], 2)]
     return torch.cat([part.reshape(num_tiles, num_blocks, -1) for part in parts], dim=2).view(torch.uint8)
 
 
@@ -110,5 +118,5 @@ def _tile_scales(scales: GroupScales) -> GroupScales:
 
 def _tiled(values: Tensor) -> Tensor:
     """[n, G] -> [tiles, G, 8]."""
-    padded = F.pad(values, (0, 0, 0, -len(values) % _TILE_ROWS))
+    padded = _padded(values)
     return padded.view(-1, _TILE_ROWS, values.shape[1]).transpose(1, 2).contiguous()
