@@ -34,7 +34,7 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 
 
 def _nibbles(quants: Tensor) -> Tensor:
-    """[..., k] -> [..., 2k]: the low nibbles, then the high ones. Four bytes at a time, which is several times faster."""
+    """[..., k] -> [..., 2k]: the low nibbles, then the high ones; four bytes at a time."""
     places = (quants.storage_offset(), *quants.stride()[:-1])
     words = quants if all(place % 4 == 0 for place in places) else quants.contiguous()
     words = words.view(torch.int32)
