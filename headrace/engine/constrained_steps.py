@@ -72,7 +72,10 @@ class ConstrainedSteps:
             next_advance = self._source.accept(request, item.new_token_ids)
             assert next_advance is not None
             advance = next_advance
-        if advance.violation is not None:
+        if advance.violation is not None and request.is_finished:  # by the forced tokens that were told last
+            self.num_violations += 1
+            news[-1].finish_reason, news[-1].message = FinishReason.ERROR.value, advance.violation
+        elif advance.violation is not None:
             self.num_violations += 1
             item = EngineCoreOutput(request.parent_id, request.child_index)
             self._finish(request, item, FinishReason.ERROR, advance.violation)

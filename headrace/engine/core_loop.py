@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import time
 import traceback
 from collections.abc import Callable
@@ -26,7 +27,9 @@ from headrace.engine.messages import (
     StepNews,
     ToCore,
 )
-from headrace.errors import RequestError
+from headrace.errors import HeadraceError, RequestError
+
+logger = logging.getLogger(__name__)
 
 IDLE_LOOK_S = 1
 """How often an idle core is asked whether it is well."""
@@ -85,6 +88,8 @@ class CoreLoop:
             self._serve(core)
             return True
         except Exception as error:
+            if not isinstance(error, HeadraceError):  # a fault of ours: the error alone would not say where
+                logger.exception("the engine failed")
             self._send(CoreFailed(type(error).__name__, str(error), traceback.format_exc()))
             return False
         finally:

@@ -85,6 +85,7 @@ def test_ctrl_c_cancels_the_answer_alone(terminal: Terminal) -> None:
     terminal.process.send_signal(signal.SIGINT)
     terminal.until("(cancelled)")
     terminal.until("> ")
+    time.sleep(0.5)  # a signal between the prompt and the wait for a key is seen at the next key only
     terminal.process.send_signal(signal.SIGINT)  # at the prompt it only clears the line
     terminal.until("> ")
     terminal.type("/nonsense\n")

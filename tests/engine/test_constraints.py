@@ -169,6 +169,19 @@ def test_a_limit_cuts_it_and_says_so(max_tokens: int) -> None:
         check(core, kind, kind)
 
 
+@pytest.mark.parametrize("max_tokens", [1, 7, 40])
+@pytest.mark.parametrize("text", ['start: "a" start', 'start: "abc" start'])
+def test_a_forced_text_without_an_end_harms_nobody_else(text: str, max_tokens: int) -> None:
+    core = harness(max_steps_outstanding=2, lag=1)
+    endless = StructuredOutputsParams(grammar=text).to_constraint()
+    core.add("endless", PROMPT, max_tokens, constraint=endless, eos_token_ids=[END])
+    add(core, "other", "person", PROMPT)
+    core.run()
+    answer = core.answers[("endless", 0)]
+    assert answer.finish_reason in ("length", "error") and len(answer.token_ids) <= max_tokens
+    check(core, "other", "person")
+
+
 def test_a_whole_answer_that_is_forced_needs_no_step() -> None:
     core = harness()
     add(core, "r", "single", PROMPT)

@@ -195,7 +195,7 @@ async def test_parent_death_ends_the_engine_and_leaves_no_folder() -> None:
     parent.kill()
     parent.wait()
     await until(lambda: not is_running(int(pid)), 10)
-    assert not Path(folder).exists()
+    await until(lambda: not Path(folder).exists(), 10)
 
 
 def is_running(pid: int) -> bool:
