@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 
 import msgspec
 import zmq
@@ -75,7 +76,11 @@ def main(folder: str) -> int:
 def _end_with_parent(folder: str) -> None:
     while os.read(0, 4096):
         pass
-    shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(100):  # the main thread may be putting its sockets there at this moment
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            break
+        time.sleep(0.01)
     os._exit(0)
 
 
