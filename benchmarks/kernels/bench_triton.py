@@ -13,7 +13,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -41,16 +40,11 @@ def main() -> None:
         "--processes", type=int, default=14, help="that compile; 0 leaves it to the first launches"
     )
     parser.add_argument("--compile-only", help="i/n: compile every n-th case from the i-th on, without a GPU")
-    parser.add_argument(
-        "--inside", action="store_true", help="only the cases that need a process of their own, here"
-    )
     parser.add_argument("--seconds", type=float, default=150.0, help="no new case is begun after this time")
     args = parser.parse_args()
     cases = [
         case for case in all_cases() if _is_wanted(args.only, f"{case.group} {case.name} {case.variant}")
     ]
-    if args.inside:
-        cases = [case for case in cases if case.is_isolated]
     if args.compile_only:
         compile_part(cases, _is_wanted(args.only, "step"), *map(int, args.compile_only.split("/")))
         return
@@ -60,13 +54,9 @@ def main() -> None:
     compiled_s = time.perf_counter() - start
     print(f"{torch.cuda.get_device_name()}; torch {torch.__version__}; compiled in {compiled_s:.0f} s")
     probe_dependent_launch()
-    has_steps = _is_wanted(args.only, "step") and not args.inside
+    has_steps = _is_wanted(args.only, "step")
     steps = measure_steps(torch.device("cuda")) if has_steps else []
-    records = measure_all(
-        [case for case in cases if not case.is_isolated or args.inside], start + args.seconds
-    )
-    if not args.inside and any(case.is_isolated for case in cases):
-        records = measure_isolated(sys.argv[1:]) + records
+    records = measure_all(cases, start + args.seconds)
     total_s = time.perf_counter() - start
     if args.json:
         args.json.write_text(json.dumps({"steps": steps, "cases": records, "total_s": total_s}, indent=1))
@@ -120,19 +110,6 @@ def measure_all(cases: Sequence[Case], deadline: float) -> list[Record]:
             break
         records.append(measure(case))
     return records
-
-
-def measure_isolated(arguments: Sequence[str]) -> list[Record]:
-    """The figures of the cases that need a process of their own, as far as it got in a minute."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "figures.json"
-        command = [sys.executable, __file__, *arguments, "--inside", "--processes", "0", "--json", str(path)]
-        try:
-            subprocess.run(command, timeout=60, stdout=subprocess.DEVNULL, check=True)
-            return list(json.loads(path.read_text())["cases"])
-        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-            print(f"FAILED in a process of their own: {error}")
-            return []
 
 
 def measure(case: Case) -> Record:

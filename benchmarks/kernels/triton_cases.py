@@ -20,7 +20,7 @@ from headrace.attention.triton_work_list import SplitRule
 from headrace.kernels.reference.noise import exponentials
 from headrace.kernels.triton import sampling
 from headrace.kernels.triton.activation import gated_act
-from headrace.kernels.triton.attention_tiles import HOPPER_LONG, LaunchShape
+from headrace.kernels.triton.attention_tiles import LaunchShape
 from headrace.kernels.triton.embedding import embedding
 from headrace.kernels.triton.linear import GemvShape, SkinnyShape, cublas, gemv, linear, skinny
 from headrace.kernels.triton.norm import add_rms_norm
@@ -199,11 +199,10 @@ def attention_cases() -> Iterator[Case]:
         "4x500": ([500] * 4, [500] * 4),
     }  # fmt: skip
     for name, (queries, contexts) in prefills.items():
-        for long in [*LONG_SHAPES, HOPPER_LONG]:
+        for long in LONG_SHAPES:
             yield _attention_case(LLAMA, f"prefill {name}", queries, contexts, long=long)
-    for long in (None, HOPPER_LONG):
-        yield _attention_case(QWEN, "prefill 1x16k", [16384], [16384], long=long)
-        yield _attention_case(LLAMA, "mixed 64x1k + 448", [1] * 64 + [448], [1024] * 64 + [448], long=long)
+    yield _attention_case(QWEN, "prefill 1x16k", [16384], [16384])
+    yield _attention_case(LLAMA, "mixed 64x1k + 448", [1] * 64 + [448], [1024] * 64 + [448])
     yield Case(
         "attention",
         "llama-3-8b prefill 1x16k",
@@ -231,9 +230,7 @@ def _attention_case(
 ) -> Case:
     shape = model.shape
     numbers = [
-        "roles"
-        if x.has_roles
-        else f"({x.block_m},{x.block_n},{x.num_stages},{x.num_warps},{x.programs_per_multiprocessor})"
+        f"({x.block_m},{x.block_n},{x.num_stages},{x.num_warps},{x.programs_per_multiprocessor})"
         for x in (short, long)
         if x
     ]
@@ -241,7 +238,6 @@ def _attention_case(
         group="attention",
         name=f"{model.name} {name}",
         variant=" ".join(numbers + ([f"split {split}"] if split else [])) or "default",
-        is_isolated=bool(long and long.has_roles),
         make=partial(_attention_work, model, queries, contexts, short, long, split),
         bytes=sum(contexts) * 4 * shape.num_kv_heads * shape.head_dim + sum(queries) * 4 * model.attended,
         flops=_attention_flops(model, queries, contexts),

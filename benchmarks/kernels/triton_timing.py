@@ -39,8 +39,6 @@ class Case:
     make: the work on a device ("meta" to compile only).
     bytes, flops: that a launch cannot do without.
     max_error: of ``Work.check``.
-    is_isolated: measured in a process of its own, which is given up after a while: a kernel whose warps wait for each
-        other could wait for ever.
     """
 
     group: str
@@ -50,7 +48,6 @@ class Case:
     bytes: float
     flops: float = 0.0
     max_error: float = 1e-2
-    is_isolated: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property

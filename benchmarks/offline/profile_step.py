@@ -11,16 +11,14 @@ compute the prompts are profiled, the second time they come.
 from __future__ import annotations
 
 import argparse
-import collections
 import random
 from pathlib import Path
-from typing import Any
 
-import torch
 import yaml
+from step_profile import print_kernels, profiled_steps, timed_steps
 
 from headrace.config import EngineConfig
-from headrace.core.output import EngineCoreRequest, ModelRunnerOutput
+from headrace.core.output import EngineCoreRequest
 from headrace.engine.assemble import build_engine_core
 from headrace.sampling_params import SamplingParams
 
@@ -69,33 +67,14 @@ def main() -> None:
     else:
         while len(running.running) < args.requests or any(r.num_output_tokens < 8 for r in running.running):
             core.step()
-    times: list[float] = []
-    update = core.scheduler.update_from_output
-
-    def recording(output: ModelRunnerOutput) -> Any:
-        times.append(output.elapsed_ms)
-        return update(output)
-
-    core.scheduler.update_from_output = recording  # type: ignore[method-assign]
-    for _ in range(args.steps):
-        core.step()
-    plain_ms = sum(times) / len(times)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(args.steps):
-            core.step()
-        torch.cuda.synchronize()
-    totals: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
-    for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            totals[event.name][0] += event.device_time
-            totals[event.name][1] += 1
+    plain_ms = timed_steps(core, args.steps)
+    totals = profiled_steps(core, args.steps)
     print(
         f"{args.model}, {args.requests} x {args.context}: step {plain_ms:.3f} ms on the device (not profiled)"
     )
     whole = sum(time for time, _ in totals.values()) / args.steps
     print(f"sum of kernels {whole:.0f} us a step")
-    for name, (time, count) in sorted(totals.items(), key=lambda item: -item[1][0])[:18]:
-        print(f"{time / args.steps:9.1f} us  {count / args.steps:6.1f} launches  {name[:90]}")
+    print_kernels(totals, args.steps)
     core.shutdown()
 
 

@@ -8,7 +8,6 @@ Every rank runs the same engine in step with the others (prefill-first batching,
 from __future__ import annotations
 
 import argparse
-import collections
 import random
 import sys
 from pathlib import Path
@@ -18,10 +17,12 @@ import torch
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "offline"))
 from spmd import run_on_ranks
+from step_profile import Totals, print_kernels, profiled_steps, timed_steps
 
 from headrace.config import EngineConfig
-from headrace.core.output import EngineCoreRequest, ModelRunnerOutput
+from headrace.core.output import EngineCoreRequest
 from headrace.engine.assemble import assemble, with_device_defaults
 from headrace.parallel.world import World
 from headrace.runtime.executor import InProcessExecutor
@@ -45,24 +46,11 @@ def work(world: World, device: torch.device, options: dict[str, Any], args: argp
     running = core.scheduler.lifecycle
     while len(running.running) < args.requests or any(r.num_output_tokens < 8 for r in running.running):
         core.step()
-    times: list[float] = []
-    update = core.scheduler.update_from_output
-
-    def recording(output: ModelRunnerOutput) -> Any:
-        times.append(output.elapsed_ms)
-        return update(output)
-
-    core.scheduler.update_from_output = recording  # type: ignore[method-assign]
-    for _ in range(args.steps):
-        core.step()
-    plain_ms = sum(times) / len(times)
+    plain_ms = timed_steps(core, args.steps)
     if device.type == "cuda":
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            for _ in range(args.steps):
-                core.step()
-            torch.cuda.synchronize()
+        totals = profiled_steps(core, args.steps)
         if world.rank == 0:
-            report(profile, args.steps)
+            report(totals, args.steps)
     if world.rank == 0:
         print(
             f"{args.model} on {world.size}, {args.requests} x {args.context}: step {plain_ms:.3f} ms",
@@ -71,21 +59,15 @@ def work(world: World, device: torch.device, options: dict[str, Any], args: argp
     core.shutdown()
 
 
-def report(profile: torch.profiler.profile, num_steps: int) -> None:
-    """Kernels by time."""
-    totals: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
-    for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            totals[event.name][0] += event.device_time
-            totals[event.name][1] += 1
+def report(totals: Totals, num_steps: int) -> None:
+    """Kernels by time, and the share of communication."""
     whole = sum(time for time, _ in totals.values())
     talking = sum(time for name, (time, _) in totals.items() if any(word in name for word in COMMUNICATION))
     print(
         f"sum of kernels {whole / num_steps:.0f} us a step, communication {talking / num_steps:.0f} us "
         f"({100 * talking / whole:.1f} %, waiting for the other rank counted)"
     )
-    for name, (time, count) in sorted(totals.items(), key=lambda item: -item[1][0])[:16]:
-        print(f"{time / num_steps:9.1f} us  {count / num_steps:6.1f} launches  {name[:90]}")
+    print_kernels(totals, num_steps)
 
 
 def main() -> None:

@@ -10,13 +10,11 @@ import torch
 
 pytest.importorskip("triton")
 
-import headrace.kernels.triton.attention as attention_op
 from headrace.attention.base import AttentionShape, PlanLimits, create_backend
 from headrace.attention.metadata import AttentionPlan
 from headrace.attention.triton import TritonBackend
 from headrace.attention.triton_work_list import SplitRule, build_triton_work_list
 from headrace.kernels.triton.attention import attention
-from headrace.kernels.triton.attention_tiles import HOPPER_LONG, can_have_roles
 from headrace.kernels.triton.attention_work import TileRows
 from tests.kernels.paged_step import PagedStep, make_step
 from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
@@ -190,16 +188,6 @@ LARGE = {
         {"prefixes": [(range(64), 30), (range(32), 60, 30), (range(32, 64), 80, 30), (range(9), 90, 60)]},
     ),
 }
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", [name for name in LARGE if name != "decode"])
-def test_warps_with_roles(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not can_have_roles(LARGE[name][2].head_dim, dtype):
-        pytest.skip("not on this device, or not with these heads")
-    monkeypatch.setattr(attention_op, "long_launch", lambda *_: HOPPER_LONG)
-    test_large_steps(name, dtype)
 
 
 @pytest.mark.gpu

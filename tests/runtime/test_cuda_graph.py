@@ -71,6 +71,19 @@ def add_small_steps(worker: Worker, max_num_seqs: int) -> FakeCapture:
     return capture
 
 
+def build_core(folder: Path) -> EngineCore:
+    config = EngineConfig.from_options(
+        model=str(folder),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_num_seqs=8,
+        max_num_batched_tokens=24,
+        max_model_len=96,
+        num_kv_blocks=60,
+    )
+    return build_engine_core(config)
+
+
 def answers(core: EngineCore, params: list[SamplingParams]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number in range(12):
@@ -94,16 +107,7 @@ def test_small_steps_give_the_same_answers(
     make_model(model_type, tmp_path)
     found = []
     for is_graphed in (False, True):
-        config = EngineConfig.from_options(
-            model=str(tmp_path),
-            dtype="float32",
-            skip_tokenizer_init=True,
-            max_num_seqs=8,
-            max_num_batched_tokens=24,
-            max_model_len=96,
-            num_kv_blocks=60,
-        )
-        core = build_engine_core(config)
+        core = build_core(tmp_path)
         capture = add_small_steps(core.executor._worker, 8) if is_graphed else None  # type: ignore[attr-defined]
         found.append(answers(core, params))
         core.shutdown()
@@ -120,16 +124,7 @@ def test_small_steps_give_the_same_answers(
 def test_each_step_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage of a pipeline overwrites what it has received, so it cannot run a step again to capture it."""
     make_model("llama", tmp_path)
-    config = EngineConfig.from_options(
-        model=str(tmp_path),
-        dtype="float32",
-        skip_tokenizer_init=True,
-        max_num_seqs=8,
-        max_num_batched_tokens=24,
-        max_model_len=96,
-        num_kv_blocks=60,
-    )
-    core = build_engine_core(config)
+    core = build_core(tmp_path)
     add_small_steps(core.executor._worker, 8)  # type: ignore[attr-defined]
     counts = {"steps": 0, "bodies": 0}
     run, body = GraphedSteps.run, GraphedSteps._body

@@ -114,13 +114,15 @@ def _run_long(
     num_subtiles = triton.cdiv(TileRows.for_group(config.group).long * config.group, config.block_m)
     num_units = work.num_long * num_subtiles * config.num_kv_heads
     grid = _grid(launch.programs_per_multiprocessor, num_units, work)
-    options = {"C": config, "num_warps": launch.num_warps, "num_stages": 1, **launch_options()}
-    if launch.has_roles:
-        from headrace.kernels.triton.attention_hopper_kernels import hopper_long_tiles_kernel
-
-        hopper_long_tiles_kernel[grid](*arguments, **options)
-    else:
-        long_tiles_kernel[grid](*arguments, num_subtiles, **scales, **options)
+    long_tiles_kernel[grid](
+        *arguments,
+        num_subtiles,
+        **scales,
+        C=config,
+        num_warps=launch.num_warps,
+        num_stages=1,
+        **launch_options(),
+    )
 
 
 def _merge(

@@ -8,9 +8,7 @@ import torch
 import triton
 
 from headrace.kernels.triton.attention_work import TileRows
-from headrace.kernels.triton.launch import INTERPRETED, architecture
-
-_HOPPER = 90
+from headrace.kernels.triton.launch import INTERPRETED
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +17,6 @@ class LaunchShape:
 
     block_m, block_n, num_stages: see ``TileConfig``.
     programs_per_multiprocessor: of the persistent grid: as many as shared memory and registers hold.
-    has_roles: the kernel whose warps have roles, for Hopper; its tile sizes are its own.
     """
 
     block_m: int
@@ -27,10 +24,6 @@ class LaunchShape:
     num_stages: int
     num_warps: int
     programs_per_multiprocessor: int
-    has_roles: bool = False
-
-
-HOPPER_LONG = LaunchShape(128, 128, 2, 4, 1, has_roles=True)
 
 
 def short_launch(group: int, block_d: int, dtype: torch.dtype) -> LaunchShape:
@@ -43,11 +36,6 @@ def short_launch(group: int, block_d: int, dtype: torch.dtype) -> LaunchShape:
     if block_d <= 128:
         return LaunchShape(block_m, 64, 3, 4, 3)
     return LaunchShape(block_m, 32, 3, 4, 3)
-
-
-def can_have_roles(head_dim: int, dtype: torch.dtype) -> bool:
-    """Whether ``HOPPER_LONG`` runs on the current device with these heads."""
-    return dtype != torch.float32 and head_dim in (64, 128) and architecture() == _HOPPER
 
 
 def long_launch(head_dim: int, block_d: int, dtype: torch.dtype) -> LaunchShape:

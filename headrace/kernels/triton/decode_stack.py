@@ -11,8 +11,10 @@ import triton
 
 from headrace.kernels.op_plan import OpCall, OpPlan, Symbol
 from headrace.kernels.triton import decode_stack_kernel as kernel
-from headrace.kernels.triton.decode_stack_kernel import Share, StackConfig, decode_stack_kernel
+from headrace.kernels.triton.decode_stack_config import StackConfig
+from headrace.kernels.triton.decode_stack_kernel import decode_stack_kernel
 from headrace.kernels.triton.launch import INTERPRETED, num_multiprocessors
+from headrace.kernels.triton.row_product import Share
 
 LAYER_OPS = (
     "linear",

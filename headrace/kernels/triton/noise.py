@@ -1,27 +1,12 @@
-"""The stateless noise on the device: keys as ``headrace.runtime.noise`` makes them, and a number a token from a key.
+"""The stateless noise on the device: a number a token from a key of ``headrace.runtime.noise``.
 
-Integers are bit for bit those of the references; logarithms may differ in the last bit.
+Integers are bit for bit those of the reference; logarithms may differ in the last bit.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-
-from headrace.kernels.triton.launch import launch_options, let_next_start, wait_for_previous
-
-_BLOCK = 128
-
-
-def exponentials(key: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """See ``headrace.kernels.reference.noise.exponentials``: [R, V] float32 from keys [R] int64."""
-    out = torch.empty((len(key), num_tokens), dtype=torch.float32, device=key.device)
-    if out.numel():
-        _exponentials_kernel[(triton.cdiv(num_tokens, _BLOCK), len(key))](
-            key, out, num_tokens, BLOCK=_BLOCK, num_warps=1, **launch_options()
-        )
-    return out
 
 
 @triton.jit
@@ -38,13 +23,3 @@ def exponential_of(key, token):
     # -log(1 - u) would lose all digits of small u
     series = uniform * (1.0 + uniform * (0.5 + uniform * (0.33333334 + uniform * 0.25)))
     return tl.where(uniform < 0.01, series, -tl.log(1.0 - uniform))
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
-def _exponentials_kernel(key_ptr, out_ptr, num_tokens, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    let_next_start(PDL)
-    row = tl.program_id(1).to(tl.int64)
-    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    wait_for_previous(PDL)
-    noise = exponential_of(tl.load(key_ptr + row), token)
-    tl.store(out_ptr + row * num_tokens + token, noise, mask=token < num_tokens)
