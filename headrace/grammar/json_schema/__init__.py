@@ -7,6 +7,7 @@ from typing import Any
 from headrace.grammar.json_schema.document import SchemaDocument, refuse
 from headrace.grammar.json_schema.lowering import SchemaLowering
 from headrace.grammar.json_schema.productive import without_endless
+from headrace.grammar.json_schema.self_reference import refuse_circles
 
 
 def lower_schema(schema: Any) -> tuple[Any, list[str]]:
@@ -20,6 +21,8 @@ def lower_schema(schema: Any) -> tuple[Any, list[str]]:
         lowering = SchemaLowering(SchemaDocument(schema))
         try:
             lowered, notes = without_endless(lowering.lower()), lowering.notes
+            if lowered is not False:
+                refuse_circles(lowering.document, lowering.references)
         except RecursionError:
             refuse("#", "refers to itself too deeply to be compiled: make it flatter", "constraint_too_deep")
     if lowered is False:

@@ -19,6 +19,7 @@ from headrace.grammar.json_schema.formats import LIBRARY_FORMATS, PATTERNS
 from headrace.grammar.json_schema.logic import all_of, any_of
 from headrace.grammar.json_schema.negation import negate_word
 from headrace.grammar.json_schema.objects import object_parts
+from headrace.grammar.json_schema.self_reference import Place, pointer_of
 
 MAX_NODES = 20_000
 MAX_ONE_OF = 64
@@ -55,6 +56,7 @@ _ARRAY_WORDS = frozenset(
 class SchemaLowering:
     """Rewrites one document.
 
+    references: those that were followed, each schema's first.
     notes: what the schema says and nobody enforces, and what it allows and the grammar does not, each with its path.
     may_narrow: values that are hard to describe may be left out: inside ``oneOf``, where other branches have them or
         something like them.
@@ -65,6 +67,7 @@ class SchemaLowering:
         self.disjointness = Disjointness(document)
         self.notes: list[str] = []
         self.definitions: dict[str, Any] = {}
+        self.references: list[Place] = []
         self._names: dict[tuple[str, bool], str] = {}
         self._num_nodes = 0
         self.may_narrow = False
@@ -133,8 +136,8 @@ class SchemaLowering:
             name = self._names[key, is_positive] = f"d{len(self._names)}"
             self.definitions[name] = True  # holds its place while it is made
             lower = self.positive if is_positive else self.negative
-            where = key if key.startswith("#") else f"#({key})"
-            self.definitions[name] = lower(target, own_base, where)
+            self.references.append((reference, base, path))
+            self.definitions[name] = lower(target, own_base, pointer_of(key))
         return {"$ref": f"#/$defs/{name}"}
 
     def give_up(self, path: str, problem: str) -> Any:
