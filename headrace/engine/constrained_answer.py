@@ -73,8 +73,11 @@ class ConstrainedAnswer:
         text_ids = token_ids[:-1] if is_stopped else token_ids
         self.request.stop_token_ids = _NO_TOKENS
         self.is_stale = True
-        if text_ids and not self._matcher.accept(text_ids):
-            return Advance(violation="a token was sampled that the constraint forbids")
+        try:
+            if text_ids and not self._matcher.accept(text_ids):
+                return Advance(violation="a token was sampled that the constraint forbids")
+        except GrammarError as error:
+            return Advance(violation=error.message)
         if is_stopped and not self._matcher.is_finished():
             return Advance(violation="the answer ended where the constraint does not allow it")
         if self._forced:

@@ -53,7 +53,10 @@ class GrammarMatcher(Protocol):
         """
 
     def accept(self, token_ids: list[int]) -> bool:
-        """Advance over committed tokens; False if one of them is not allowed (the matcher is of no use then)."""
+        """Advance over committed tokens; False if one of them is not allowed (the matcher is of no use then).
+
+        Raises: GrammarError when the grammar is too complex at this place.
+        """
 
     def forced_tokens(self) -> list[int]:
         """Tokens that must come next, possibly none, spelled as the tokenizer spells their text."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -14,13 +15,17 @@ import llguidance
 import numpy as np
 
 from headrace.errors import GrammarError
-from headrace.grammar.base import CompiledGrammar, GrammarMatcher, TokenVocabulary
+from headrace.grammar.base import CompiledGrammar, TokenVocabulary
 from headrace.grammar.constraint_text import WHITESPACE, GrammarText, grammar_text
+from headrace.grammar.json_schema.objects import MAX_OPTIONAL
 from headrace.grammar.unique_names import NameTokens, UniqueNamesMatcher, has_free_names
 from headrace.structured_outputs import Constraint
 
+# A row has four items for each member that may come next, and the time of a mask there grows with the square of that:
+# 50 ms at a thousand members.
+_MAX_ITEMS_IN_ROW = 4 * MAX_OPTIONAL + 96
 _LIMITS: dict[str, Any] = {
-    "max_items_in_row": 2000,
+    "max_items_in_row": _MAX_ITEMS_IN_ROW,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
@@ -28,6 +33,9 @@ _LIMITS: dict[str, Any] = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
+# What may hold a "<" that is none: strings, comments, regular expressions. The rest are references to tokens.
+_TOKEN_REFERENCE = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|(<[^\s>]*>?)')
+_NOT_ALLOWED = "doesn't satisfy the grammar"  # the library's words; its other errors are limits
 
 
 class LLGuidanceBackend:
@@ -65,6 +73,8 @@ class LLGuidanceBackend:
                 code="constraint_not_compiled",
             )
         first_mask = self._first_mask(matcher, constraint)
+        if text.language == "json":
+            self._try_object(matcher)
         if text.language == "json" and has_free_names(json.loads(text.text)):
             return CompiledGrammar(UniqueNamesMatcher(matcher, self._name_tokens), first_mask)
         return CompiledGrammar(matcher, first_mask)
@@ -98,6 +108,22 @@ class LLGuidanceBackend:
         first: np.ndarray = mask[0]
         return first
 
+    def _try_object(self, matcher: LLGuidanceMatcher) -> None:
+        """Begin an object, where alternatives and conjunctions add up to more members than the library follows.
+
+        Raises: GrammarError.
+        """
+        brace = self._vocabulary.encode("{")
+        probe = matcher.copy()
+        if probe.may_accept(brace):
+            try:
+                probe.accept(brace)
+            except GrammarError as error:
+                problem = (
+                    f"schema #: {error.message}: allow fewer optional properties, at most {MAX_OPTIONAL}"
+                )
+                raise GrammarError(problem, param="structured_outputs.json", code=error.code) from None
+
     def _spell(self, text: GrammarText, constraint: Constraint) -> str:
         """The grammar in llguidance's own form."""
         make: Any = llguidance.LLMatcher
@@ -108,7 +134,10 @@ class LLGuidanceBackend:
         elif text.language == "regex":
             spelled = make.grammar_from_regex(text.text)
         else:
-            spelled = make.grammar_from_lark(_from_gbnf(text.text) if text.language == "gbnf" else text.text)
+            lark = _from_gbnf(text.text) if text.language == "gbnf" else text.text
+            if constraint.kind == "grammar":
+                _refuse_token_references(lark)
+            spelled = make.grammar_from_lark(lark)
         return spelled
 
 
@@ -137,9 +166,7 @@ class LLGuidanceMatcher:
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             own[:] = 0
-            raise GrammarError(
-                f"the constraint is too complex at this place: {self.error}", code="constraint_too_complex"
-            )
+            raise self._too_complex()
         if (
             not self._matcher.is_accepting()
         ):  # where nothing can follow, the library allows an end all the same
@@ -150,7 +177,20 @@ class LLGuidanceMatcher:
 
     def accept(self, token_ids: list[int]) -> bool:
         """See ``GrammarMatcher``."""
-        return bool(self._matcher.consume_tokens(token_ids))
+        if self._matcher.consume_tokens(token_ids):
+            return True
+        if _NOT_ALLOWED not in self.error:
+            raise self._too_complex()
+        return False
+
+    def may_accept(self, token_ids: list[int]) -> bool:
+        """True if these tokens may come next. Advances nothing."""
+        return bool(self._matcher.validate_tokens(token_ids) == len(token_ids))
+
+    def _too_complex(self) -> GrammarError:
+        return GrammarError(
+            f"the constraint is too complex at this place: {self.error}", code="constraint_too_complex"
+        )
 
     def forced_tokens(self) -> list[int]:
         """See ``GrammarMatcher``."""
@@ -169,7 +209,7 @@ class LLGuidanceMatcher:
         """See ``GrammarMatcher``."""
         return bool(self._matcher.is_stopped() and not self._matcher.is_error())
 
-    def copy(self) -> GrammarMatcher:
+    def copy(self) -> LLGuidanceMatcher:
         """See ``GrammarMatcher``."""
         return LLGuidanceMatcher(self._matcher.deep_copy(), self._end_ids, 32 * self._num_words)
 
@@ -212,6 +252,22 @@ def json_options(is_compact: bool) -> dict[str, Any]:
     if is_compact:
         return {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
     return {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
+
+
+def _refuse_token_references(lark: str) -> None:
+    """A grammar describes text; what a token without text stands for could not be seen in the answer.
+
+    Raises: GrammarError naming the first reference.
+    """
+    for match in _TOKEN_REFERENCE.finditer(lark):
+        if match[1] is not None:
+            line = lark.count("\n", 0, match.start()) + 1
+            raise GrammarError(
+                f"structured_outputs.grammar line {line}: {match[1][:60]!r} refers to tokens, which an answer's text "
+                "does not show: write the text, or use a structural tag",
+                param="structured_outputs.grammar",
+                code="constraint_not_compiled",
+            )
 
 
 def _from_gbnf(text: str) -> str:

@@ -87,6 +87,10 @@ def deep(levels: int) -> dict[str, Any]:
     return schema
 
 
+def optional(count: int, name: str = "p") -> dict[str, Any]:
+    return {"type": "object", "properties": {f"{name}{i}": {"type": "integer"} for i in range(count)}}
+
+
 REFUSED: list[tuple[Any, str, str]] = [
     ({"$ref": "https://example.com/x"}, "#/$ref", "leaves the schema"),
     ({"$ref": "#/$defs/no"}, "#/$ref", "points at nothing"),
@@ -109,6 +113,9 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"not": {"multipleOf": 2}}, "#/not/multipleOf", "cannot be negated"),
     ({"$dynamicRef": "#a", "$dynamicAnchor": "a"}, "#/$dynamicRef", "dynamic"),
     (deep(200), "#", "nested|levels"),
+    ({"items": optional(1001)}, "#/items/properties", "more than 1000 optional"),
+    ({"anyOf": [optional(600, name) for name in "ab"]}, "#", "row has .* at most 1000"),
+    ({"allOf": [optional(600, name) for name in "ab"]}, "#", "row has .* at most 1000"),
     ({"items": {"enum": list(range(30))}, "uniqueItems": True}, "#/uniqueItems", "arrangements"),
     ({"minimum": "5"}, "#/minimum", "malformed"),
     ({"properties": {"a": {"type": "string", "pattern": "a(?=b)"}}}, "#/properties/a/pattern", "regex"),
@@ -161,6 +168,12 @@ def test_a_large_enum_compiles() -> None:
     texts = [f"{number:x}" * 4 for number in range(6000)]
     grammar = compiled({"enum": texts})
     assert accepts(grammar, texts[-1], {}) and not accepts(grammar, "none", {})
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_the_last_of_a_thousand_optional_properties(is_closed: bool) -> None:
+    matcher = compiled({**optional(1000), "additionalProperties": not is_closed}).matcher.copy()
+    assert matcher.accept(list(b'{"p0": 1, "p999": 2}')) and matcher.is_finished()
 
 
 @pytest.mark.skipif(not CASES_FOLDER.exists(), reason="no case data beside this checkout")

@@ -49,6 +49,7 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"choice": ['"a', "é"]}, ['"a', "é"], ["a"]),
     ({"grammar": 'start: "a" start "b" | "c"'}, ["c", "acb", "aacbb"], ["ac", "b"]),
     ({"grammar": '?start: item+\nitem: "a" -> x\n  | "b"\n'}, ["ab", "b"], ["c", ""]),
+    ({"grammar": 'start: /ab?|[<]\\/<c>/ "1" | A // <[5]>\n# <s>\nA: "<s>\\"<b>"'}, ["ab1"], ["1"]),
     ({"grammar": 'root ::= item{2,3}\nitem ::= [a-b]\n  | "1" '}, ["ab", "1a1"], ["a", "abab"]),
     (
         {"structural_tag": {"structures": [{"begin": "[a]", "schema": {"enum": [1]}, "end": "[b]"}], "triggers": ["[a"]}},  # noqa: E501
@@ -124,6 +125,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"grammar": "hello"}, "grammar"),
     ({"grammar": "root ::= foo"}, "foo"),
     ({"grammar": 'rule ::= "a"'}, "root"),
+    ({"grammar": 'start: "a"\n | <[5]>'}, r"line 2: '<\[5\]>' refers to tokens"),
+    ({"grammar": 'start: "<a>" /<b>/ <[^1-3,7]> // <c>'}, r"<\[\^1-3,7\]>"),
+    ({"grammar": "start: A <|end|>\nA: /a[b]/"}, r"<\|end\|>"),
+    ({"grammar": 'start: <s> "a"'}, "<s>"),
     ({"json": False}, "accepts nothing"),
     ({"json": {"type": "string", "pattern": "([a-z"}}, "pattern|regex"),
     ({"json": {"type": "strin"}}, "strin"),

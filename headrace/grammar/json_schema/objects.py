@@ -12,6 +12,9 @@ from headrace.grammar.json_schema.string_sets import one_of
 if TYPE_CHECKING:
     from headrace.grammar.json_schema.lowering import SchemaLowering
 
+MAX_OPTIONAL = 1000
+"""Optional properties of one object without a required one in between: any of them may come next."""
+
 _MAX_SUBSETS_OF = 6
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "if", "not", "$ref", "dependentSchemas", "$dynamicRef")
 
@@ -26,6 +29,7 @@ def object_parts(
                 name: lowering.positive(item, base, f"{path}/{word}/{_pointer(name)}")
                 for name, item in schema[word].items()
             }
+    _check_optional(schema, path)
     if "additionalProperties" in schema:
         further = schema["additionalProperties"]
         plain["additionalProperties"] = lowering.positive(further, base, f"{path}/additionalProperties")
@@ -37,6 +41,17 @@ def object_parts(
     if "minProperties" in schema or "maxProperties" in schema:
         parts += _counts(schema, plain, path)
     return parts
+
+
+def _check_optional(schema: dict[str, Any], path: str) -> None:
+    required, length = set(schema.get("required", ())), 0
+    for name, item in schema.get("properties", {}).items():
+        length = 0 if name in required else length + (item is not False)
+        if length > MAX_OPTIONAL:
+            problem = (
+                f"has more than {MAX_OPTIONAL} optional properties in a row: require some, or leave some out"
+            )
+            refuse(f"{path}/properties", problem, "constraint_too_complex")
 
 
 def _dependencies(lowering: SchemaLowering, schema: dict[str, Any], base: str, path: str) -> list[Any]:
