@@ -146,6 +146,8 @@ class Scheduler:
 
     def _schedule_chunks(self, step: Step) -> None:
         """Running requests with several tokens to compute, in order, as far as the budget goes."""
+        if len(step.requests) == len(self.lifecycle.running):
+            return  # all decode
         unfinished = [request for request in self.lifecycle.running if _wants_chunk(request, step)]
         for index, request in enumerate(unfinished):
             if request.status is not RUNNING:

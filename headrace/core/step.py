@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import mul
+
 from headrace.core.cost_model import StepFeatures
 from headrace.core.output import NewRequest, SchedulerOutput
 from headrace.core.request import Request
@@ -88,10 +90,9 @@ class Step:
         features.kv_tokens_read = sum(self.ends) + self.shared.kv_tokens_read
         features.kv_tokens_read -= min(self.num_saved_tokens, features.kv_tokens_read)
         features.num_shared_rows = self.shared.num_shared_rows
-        features.attention_pairs = sum(
-            count * (start + 0.5 * count)
-            for start, count in zip(output.start_positions, output.num_tokens, strict=True)
-        )
+        counts = output.num_tokens
+        features.attention_pairs = sum(map(mul, counts, output.start_positions))
+        features.attention_pairs += 0.5 * sum(map(mul, counts, counts))
         self.features = features
 
     def describe_new(self, request: Request) -> None:
