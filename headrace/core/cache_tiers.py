@@ -19,6 +19,7 @@ import msgspec
 
 from headrace.core.interfaces import DiskBlocks, HostBlocks, LoadItem, Transfer
 from headrace.core.kv_cache_manager import KVCacheManager
+from headrace.core.radix_tree import TOKEN_BYTES
 from headrace.core.request import Request
 
 MIN_LOADED_BLOCKS = 2
@@ -293,7 +294,7 @@ class _KeyChains:
     """Digests of prefixes, block by block, each made from the one before it."""
 
     def __init__(self, block_size: int) -> None:
-        self._block_bytes = block_size * 4
+        self._block_bytes = block_size * TOKEN_BYTES
         self._of_requests: OrderedDict[str, tuple[int, list[bytes]]] = OrderedDict()
         self._last: tuple[str, bytes, list[bytes]] = ("", b"", [])
 

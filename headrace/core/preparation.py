@@ -42,30 +42,43 @@ class Preparation:
 
 
 class TierLoads:
-    """Loads of KV blocks from a cache tier: the request holds its blocks and waits until they are filled."""
+    """Loads of KV blocks from a cache tier: the request holds its blocks and waits until they are filled.
 
-    def __init__(self, tier: CacheTier) -> None:
+    Args:
+        tier: None has nothing to load.
+    """
+
+    def __init__(self, tier: CacheTier | None) -> None:
         self._tier = tier
         self._bases: dict[str, tuple[Request, int]] = {}
         self._loaded: dict[str, int] = {}
 
     def match(self, request: Request, num_cached_tokens: int) -> tuple[int, bool]:
         """(tokens that the tier can add after ``num_cached_tokens``, is the load asynchronous), within the limit."""
+        if self._tier is None:
+            return 0, False
         found, is_async = self._tier.match(request, num_cached_tokens)
         return min(found, request.max_cached_tokens - num_cached_tokens), is_async
 
-    def start(self, request: Request, base: int, num_tokens: int) -> None:
-        """Begin to load tokens [base, base + num_tokens)."""
+    def start(self, request: Request, base: int, num_tokens: int, is_async: bool) -> IsReady | None:
+        """Begin to load tokens [base, base + num_tokens), as many as ``match`` found.
+
+        Returns: the test that says when the request may go on; None if it may at once.
+        """
+        if self._tier is None or not num_tokens:
+            return None
         self._bases[request.request_id] = (request, base)
         self._tier.start_load(request, base, num_tokens)
-
-    def finish_sync(self, request: Request) -> None:
-        """A load that is not asynchronous is in place when ``start`` returns."""
+        if is_async:
+            return self.is_loaded
         self.poll()
         self.is_loaded(request)
+        return None
 
     def poll(self) -> None:
         """Hear of loads that ended, and forget those whose request was cancelled. Called once a step."""
+        if self._tier is None:
+            return
         self._loaded.update(self._tier.poll_loaded())
         for name in [
             name for name in self._loaded if name not in self._bases or self._bases[name][0].is_finished

@@ -59,7 +59,7 @@ class Scheduler:
         self._max_uncommitted_tokens = chunk * config.steps_outstanding
         self.admission = Admission(self.policy, kv, self._max_uncommitted_tokens)
         self.lifecycle = Lifecycle(kv, self.policy, clock)
-        self.tier_loads = TierLoads(tier) if tier is not None else None
+        self.tier_loads = TierLoads(tier)
         self.in_flight: deque[Step] = deque()
         self.last_step_id = 0
         self.completed_step_id = 0
@@ -93,8 +93,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """Compose the next step; None when nothing can run before results of earlier steps come in."""
         step = Step(self.last_step_id + 1, self.cascade.num_saved_tokens)
-        if self.tier_loads is not None:
-            self.tier_loads.poll()
+        self.tier_loads.poll()
         self.kv.pins.refresh()
         self.lifecycle.collect_prepared()
         if self.policy.is_priority:
@@ -195,9 +194,7 @@ class Scheduler:
         if is_ready is not None:
             self.lifecycle.prepare(request, is_ready, "waits for a prefix that another request computes")
             return True
-        extra, is_async = (0, False)
-        if self.tier_loads is not None:
-            extra, is_async = self.tier_loads.match(request, match.num_tokens)
+        extra, is_async = self.tier_loads.match(request, match.num_tokens)
         start = match.num_tokens + extra
         wanted = request.num_tokens - start - _held_back(request)
         num_tokens = self._chunk(step, start, wanted, len(self.lifecycle.waiting) - 1)
@@ -205,12 +202,10 @@ class Scheduler:
             return False
         if not self.kv.admit(request, match, start + num_tokens, step.step_id):
             return False
-        if self.tier_loads is not None and extra:
-            self.tier_loads.start(request, match.num_tokens, extra)
-            if is_async:
-                self.lifecycle.prepare(request, self.tier_loads.is_loaded, "loads from a cache tier")
-                return True
-            self.tier_loads.finish_sync(request)
+        is_ready = self.tier_loads.start(request, match.num_tokens, extra, is_async)
+        if is_ready is not None:
+            self.lifecycle.prepare(request, is_ready, "loads from a cache tier")
+            return True
         self.lifecycle.start(request, "admitted")
         if num_tokens:
             step.add(request, num_tokens)

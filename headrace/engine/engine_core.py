@@ -195,8 +195,7 @@ class EngineCore:
             self._take_in_oldest()
         elif not self._in_flight and self._mask_source is not None and not self._pending:
             self._mask_source.wait_prepared()
-        loads = self.scheduler.tier_loads
-        if loads is not None and loads.is_waiting and not self._in_flight and not self._pending:
+        if self.scheduler.tier_loads.is_waiting and not self._in_flight and not self._pending:
             time.sleep(_LOAD_LOOK_S)  # nothing to compute until blocks have come from a tier
         news, self._pending = self._pending, []
         return news
