@@ -32,10 +32,6 @@ class PrefixGroup:
     first_block: int = 0
 
 
-MAX_LEVELS = 3
-"""Prefix groups of one request; buffers are sized for so many."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMetadata:
     """One step of one KV group, in batch order. What ``AttentionBackend.plan`` gets.

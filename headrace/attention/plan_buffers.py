@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from headrace.attention.base import PlanLimits
-from headrace.attention.metadata import MAX_LEVELS, AttentionMetadata, AttentionPlan
+from headrace.attention.metadata import AttentionMetadata, AttentionPlan
 from headrace.attention.work_list import Tiling, WorkList
+from headrace.core.kv_cache_spec import MAX_LEVELS
 from headrace.errors import CapacityError
 
 FIELDS = tuple(field.name for field in dataclasses.fields(WorkList))

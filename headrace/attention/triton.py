@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from headrace.attention.base import AttentionShape, PlanLimits
-from headrace.attention.metadata import MAX_LEVELS, AttentionMetadata, AttentionPlan
+from headrace.attention.metadata import AttentionMetadata, AttentionPlan
 from headrace.attention.triton_work_list import SplitRule, TritonWorkList, build_triton_work_list
+from headrace.core.kv_cache_spec import MAX_LEVELS
 from headrace.errors import CapacityError
 from headrace.kernels.triton import attention_work as layout
 from headrace.kernels.triton.attention import WORK_KEY

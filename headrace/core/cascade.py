@@ -14,13 +14,11 @@ import msgspec
 
 from headrace.config import SharingConfig
 from headrace.core.cost_model import CostModel, StepFeatures
+from headrace.core.kv_cache_spec import MAX_LEVELS
 from headrace.core.kv_request import RequestBlocks
 from headrace.core.output import SharedPrefix
 from headrace.core.radix_tree import RadixNode
 from headrace.core.step import Step
-
-MAX_LEVELS = 3
-"""Spans that one request may be in; planners size their buffers for so many."""
 
 FULL_TILE_TOKENS = 64
 """A prompt chunk of so many tokens fills a tile of query rows by itself: gathering it with others saves no reads."""

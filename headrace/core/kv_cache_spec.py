@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+MAX_LEVELS = 3
+"""Spans that one request may read together with others in a step; attention's buffers are sized for so many."""
+
 
 class KVCacheSpec(msgspec.Struct, frozen=True):
     """One KV group: layers of one kind that share a block table and are allocated together.
