@@ -26,10 +26,6 @@ FULL_TILE_TOKENS = 64
 MIN_SAVED_TOKENS = 8192
 """KV tokens that reading a span together must spare to pay for gathering and merging its rows."""
 
-CERTAIN_SAVED_TOKENS = 1 << 18
-"""A step that need not read so many KV tokens again is faster, and is not put to the cost model: while the same
-requests decode, its terms rise together, and what the reads cost is then mistaken for what the requests do."""
-
 REUSED_STEPS = 16
 """While the same requests decode, what they share is looked up only every so many steps."""
 
@@ -163,16 +159,14 @@ class CascadePlanner:
         return num_tokens * len(members) >= self._min_share * context
 
     def _is_faster(self, step: Step, found: list[SharedPrefix]) -> bool:
-        """Ask the cost model where it is not plain; until it is fitted the floor alone decides."""
+        """Ask the cost model; until it is fitted the floor alone decides."""
         if self._config.cascade == "on" or not self._cost_model.is_fitted:
             return True
         step.count_features()
         apart = step.features
         shared = msgspec.structs.replace(apart)
         self._count(shared, step, found)
-        if apart.kv_tokens_read - shared.kv_tokens_read >= CERTAIN_SAVED_TOKENS:
-            return True
-        return self._cost_model.predict_ms(shared) <= self._cost_model.predict_ms(apart)
+        return self._cost_model.prefers(shared, apart)
 
     def _count(self, features: StepFeatures, step: Step, found: list[SharedPrefix]) -> None:
         num_tokens = step.output.num_tokens

@@ -165,7 +165,7 @@ def test_the_cost_model_turns_off_what_it_saw_to_be_slower(
     certain: int, levels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But it is not asked where very much is spared."""
-    monkeypatch.setattr("headrace.core.cascade.CERTAIN_SAVED_TOKENS", certain)
+    monkeypatch.setattr("headrace.core.cost_model.CERTAIN_SAVED_TOKENS", certain)
     recorder = Recorder(SharingConfig(cascade_min_tokens=16, cascade_min_requests=4))
     model = CostModel()
     rng = random.Random(0)
