@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.match_report import explain_match
-from headrace.core.radix_tree import RadixNode
+from headrace.core.radix_tree import TOKEN_BYTES, RadixNode
 from headrace.errors import RequestError
 
 MAX_TTL_S = 7 * 24 * 3600.0
@@ -51,7 +51,7 @@ class CacheAdmin:
         if not self._kv.is_prefix_caching_enabled:
             raise RequestError("nothing can be pinned: enable_prefix_caching is off", param="ttl_s")
         pin = self._kv.pins.pin(namespace, _bytes(token_ids), ttl_s)
-        return {"num_pinned_tokens": pin.num_bytes // 4, "num_tokens": len(token_ids)}
+        return {"num_pinned_tokens": pin.num_bytes // TOKEN_BYTES, "num_tokens": len(token_ids)}
 
     def _unpin(self, token_ids: list[int], namespace: str = "") -> dict[str, Any]:
         return {"was_pinned": self._kv.pins.unpin(namespace, _bytes(token_ids))}
@@ -76,7 +76,9 @@ class CacheAdmin:
                         "depth": depth - 1,
                         "start": start,
                         "num_tokens": end - start,
-                        "token_ids": memoryview(bytes(node.tokens[: 4 * SHOWN_TOKENS])).cast("I").tolist(),
+                        "token_ids": memoryview(bytes(node.tokens[: SHOWN_TOKENS * TOKEN_BYTES]))
+                        .cast("I")
+                        .tolist(),
                         "users": node.num_locks,
                         "is_pinned": id(node) in pinned,
                         "bytes": node.num_blocks * block_bytes,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from headrace.core.interfaces import Clock
 from headrace.core.radix_cache import RadixCache
-from headrace.core.radix_tree import RadixNode
+from headrace.core.radix_tree import TOKEN_BYTES, RadixNode
 
 MAX_PINS = 1024
 
@@ -89,7 +89,7 @@ class CachePins:
 
     def _grow(self, pin: Pin) -> None:
         tree = self._cache.tree
-        if tree.num_matching(pin.namespace, pin.tokens) * 4 <= pin.num_bytes:
+        if tree.num_matching(pin.namespace, pin.tokens) * TOKEN_BYTES <= pin.num_bytes:
             return
         node, pin.num_bytes = tree.descend(tree.root(pin.namespace), pin.tokens, len(pin.tokens))
         self._cache.lock(node)

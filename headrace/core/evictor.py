@@ -109,10 +109,13 @@ class Evictor:
         if not num_positions:
             return False
         parent = leaf.parent
-        self._remember(leaf, leaf.num_blocks - num_positions)
+        namespace, path = self._tree.path_tokens(leaf)
+        size = self._tree.block_bytes
+        self._remember(namespace, path[: len(path) - (num_positions - 1) * size])
         if self._tier is not None:
-            for index in range(leaf.num_blocks - 1, leaf.num_blocks - 1 - num_positions, -1):
-                self._offer(leaf, index, [ids[index] for ids in leaf.blocks])
+            for place in range(-1, -1 - num_positions, -1):
+                prefix = path[: len(path) + (place + 1) * size]
+                self._offer(namespace, prefix, [ids[place] for ids in leaf.blocks])
         for ids in self._tree.drop_tail(leaf, num_positions):
             self._part_with(ids)
         self.num_unlocked -= num_positions
@@ -124,11 +127,9 @@ class Evictor:
         """Whether the last block of ``prefix`` was cached and has left not long ago."""
         return hash((namespace, prefix)) in self._gone
 
-    def _remember(self, leaf: RadixNode, first: int) -> None:
-        """The blocks of a leaf from ``first`` on leave: whoever matches up to there can be told."""
-        namespace, path = self._tree.path_tokens(leaf)
-        end = len(path) - (leaf.num_blocks - first - 1) * self._tree.block_bytes
-        self._gone[hash((namespace, path[:end]))] = None
+    def _remember(self, namespace: str, prefix: bytes) -> None:
+        """The last block of ``prefix`` leaves: whoever matches up to there can be told."""
+        self._gone[hash((namespace, prefix))] = None
         if len(self._gone) > MAX_REMEMBERED:
             del self._gone[next(iter(self._gone))]
 
@@ -161,20 +162,22 @@ class Evictor:
             node, group = self._tree.homes[block]
             index = node.blocks[group].index(block)
             if self._tier is not None:
-                self._offer(node, index, [block if g == group else -1 for g in range(self._tree.num_groups)])
+                namespace, path = self._tree.path_tokens(node)
+                prefix = path[: len(path) - (node.num_blocks - 1 - index) * self._tree.block_bytes]
+                position = [block if g == group else -1 for g in range(self._tree.num_groups)]
+                self._offer(namespace, prefix, position)
             self._tree.replace_block(node, group, index, -1)
             if not self._num_full_groups:
                 self.tidy(node)
         self._part_with(victims)
         return bool(victims)
 
-    def _offer(self, node: RadixNode, index: int, position: list[int]) -> None:
-        """Offer the tier those blocks of a position that only the tree holds; what it takes gets a reference."""
+    def _offer(self, namespace: str, prefix: bytes, position: list[int]) -> None:
+        """Offer the tier those blocks of the last position of ``prefix`` that only the tree holds; what it takes gets a
+        reference."""
         assert self._tier is not None
         ref_count = self._pool.ref_count
         sole = [block if block >= 0 and ref_count[block] == 1 else -1 for block in position]
-        namespace, path = self._tree.path_tokens(node)
-        prefix = path[: len(path) - (node.num_blocks - 1 - index) * self._tree.block_bytes]
         if max(sole) >= 0 and self._tier.on_evict(namespace, prefix, sole):
             self._pool.incref(sole)
             self.in_transfer.update(block for block in sole if block >= 0)
