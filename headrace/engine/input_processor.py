@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from headrace.core.output import EngineCoreRequest
@@ -52,7 +53,7 @@ class InputProcessor:
         self.max_model_len = max_model_len
         self.eos_token_ids = list(eos_token_ids)
         self._tokenizer = tokenizer
-        self._constraints: dict[Constraint, tuple[Constraint, list[str]]] = {}
+        self._prepare = lru_cache(_MAX_CONSTRAINTS)(prepare)
 
     def process(
         self,
@@ -109,13 +110,7 @@ class InputProcessor:
 
         Raises: GrammarError naming the path of what no grammar can enforce.
         """
-        constraint = wanted.to_constraint()
-        found = self._constraints.get(constraint)
-        if found is None:
-            found = self._constraints[constraint] = prepare(constraint)
-            if len(self._constraints) > _MAX_CONSTRAINTS:
-                del self._constraints[next(iter(self._constraints))]
-        return found
+        return self._prepare(wanted.to_constraint())
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from headrace.errors import GrammarError
@@ -22,16 +21,12 @@ class AnswerChecks:
     """
 
     def __init__(self) -> None:
-        self._checks: OrderedDict[Constraint, AnswerCheck] = OrderedDict()
+        self._make = lru_cache(_MAX_CHECKS)(AnswerCheck)
         self.num_violations = 0
 
     def of(self, constraint: Constraint) -> AnswerCheck:
         """The check of a constraint; schemas are prepared once."""
-        check = self._checks.pop(constraint, None) or AnswerCheck(constraint)
-        self._checks[constraint] = check
-        if len(self._checks) > _MAX_CHECKS:
-            self._checks.popitem(last=False)
-        return check
+        return self._make(constraint)
 
 
 class AnswerCheck:
