@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -16,6 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.errors import ConfigError
+
+DEFAULT_SEATS = 256
+DEFAULT_STEP_TOKENS = 2048
+DEFAULT_STALL_MS = 250.0
+"""Of ``SchedulerConfig``, where neither the user nor the device says more (``engine.device_defaults``)."""
 
 
 def knob(default: Any, doc: str) -> Any:
@@ -78,9 +84,17 @@ class CacheConfig:
 class SchedulerConfig:
     """What runs in a step, and who waits."""
 
-    max_num_seqs: int = knob(256, "requests running at once at most")
-    max_num_batched_tokens: int = knob(2048, "tokens computed in one step at most")
-    max_stall_ms: float = knob(250.0, "a running stream waits no longer than this for a prompt chunk")
+    max_num_seqs: int | None = knob(
+        None, "requests running at once at most; by default 512 on a GPU of 70 GiB or more, else 256"
+    )
+    max_num_batched_tokens: int | None = knob(
+        None, "tokens computed in one step at most; by default 8192 on a GPU of 70 GiB or more, else 2048"
+    )
+    max_stall_ms: float | None = knob(
+        None,
+        "a running stream waits no longer than this for a prompt chunk; by default 250, and no limit (.inf) where "
+        "a GPU answers a batch that nobody watches",
+    )
     batching: Literal["continuous", "prefill-first", "static"] = knob(
         "continuous", "prefill-first and static exist for measuring against"
     )
@@ -100,6 +114,26 @@ class SchedulerConfig:
     def steps_outstanding(self) -> int:
         """D as a number; 1 where nothing else was said."""
         return self.max_steps_outstanding or 1
+
+    @property
+    def max_seats(self) -> int:
+        """``max_num_seqs`` as a number: where it was left open, no more than a step has tokens."""
+        return self.max_num_seqs or min(DEFAULT_SEATS, self.max_num_batched_tokens or DEFAULT_SEATS)
+
+    @property
+    def max_step_tokens(self) -> int:
+        """``max_num_batched_tokens`` as a number: where it was left open, at least one for each running request."""
+        return self.max_num_batched_tokens or max(DEFAULT_STEP_TOKENS, self.max_num_seqs or 0)
+
+    @property
+    def max_chunk_tokens(self) -> int:
+        """The most that one prompt gets of a step."""
+        return min(self.max_step_tokens, self.max_prefill_chunk or self.max_step_tokens)
+
+    @property
+    def stall_limit_ms(self) -> float:
+        """``max_stall_ms`` as a number, which may be infinite."""
+        return self.max_stall_ms or DEFAULT_STALL_MS
 
 
 @dataclass(frozen=True)
@@ -132,7 +166,9 @@ class ParallelConfig:
     tensor_parallel_size: int = knob(1, "ranks that share each layer")
     pipeline_parallel_size: int = knob(1, "stages of layers")
     all_reduce: Literal["auto", "library", "one-shot", "fused"] = knob(
-        "auto", "how GPUs add up: NCCL, or in one shot where measured faster; fused: with the norm after it"
+        "auto",
+        "how GPUs add up: fused with the norm after it in graphs, else in one shot where measured faster, else NCCL; "
+        "fused insists; one-shot and library (NCCL) never fuse",
     )
     launcher: Literal["spawn", "external"] = knob(
         "spawn",
@@ -308,7 +344,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "min_copy_tokens": (1, 1 << 20),
     "max_num_seqs": (1, 65536),
     "max_num_batched_tokens": (1, 1 << 20),
-    "max_stall_ms": (1.0, 1e9),
+    "max_stall_ms": (1.0, math.inf),
     "max_prefill_chunk": (1, 1 << 20),
     "max_steps_outstanding": (1, 64),
     "max_waiting_requests": (1, 1 << 30),
@@ -342,8 +378,8 @@ def _verify(config: EngineConfig) -> None:
             f"block_size must be a power of two; got {size}: try {1 << (size.bit_length() - 1)}"
         )
     scheduler = config.scheduler
-    if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+    if scheduler.max_step_tokens < scheduler.max_seats:
         raise ConfigError(
-            f"max_num_batched_tokens ({scheduler.max_num_batched_tokens}) must be at least max_num_seqs "
-            f"({scheduler.max_num_seqs}), or some running request could never advance; lower max_num_seqs"
+            f"max_num_batched_tokens ({scheduler.max_step_tokens}) must be at least max_num_seqs "
+            f"({scheduler.max_seats}), or some running request could never advance; lower max_num_seqs"
         )

@@ -87,7 +87,7 @@ def main() -> None:
             **{key: yaml.safe_load(value) for key, value in options.items()},
         }
     )
-    core = build_engine_core(config)
+    core = build_engine_core(config, is_offline=True)
     print(
         f"{args.model}: ready in {time.perf_counter() - start:.1f} s, {core.stats().num_kv_blocks} KV blocks",
         flush=True,

@@ -45,7 +45,7 @@ def main() -> None:
         skip_tokenizer_init=True,
         **options,
     )
-    core = build_engine_core(config)
+    core = build_engine_core(config, is_offline=True)
     rng = random.Random(0)
 
     def start(name: str) -> None:

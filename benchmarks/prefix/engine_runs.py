@@ -34,7 +34,8 @@ def make_core(model: str, options: list[str], **settings: Any) -> EngineCore:
                 **settings,
                 **chosen,
             }
-        )
+        ),
+        is_offline=True,
     )
 
 

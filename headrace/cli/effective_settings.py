@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from headrace.checkpoint import ModelArchitecture, ModelSource, load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
 from headrace.cli.engine_options import EngineSettings
-from headrace.config import EngineConfig
+from headrace.config import EngineConfig, SchedulerConfig
+from headrace.engine.device_defaults import with_device_defaults
 from headrace.parallel.sizes import check_sizes
 
 if TYPE_CHECKING:
@@ -62,6 +64,11 @@ class _Choices:
     architecture: ModelArchitecture
     platform: Platform
 
+    @cached_property
+    def resolved(self) -> SchedulerConfig:
+        """The scheduler's section with what depends on the device."""
+        return with_device_defaults(self.config).scheduler
+
     def all(self) -> dict[str, tuple[Any, str]]:
         """{setting: (value, why)} for those that the engine chooses."""
         return {**self._of_model(), **self._of_machine(), **self._of_kv_memory()}
@@ -98,8 +105,17 @@ class _Choices:
         if config.device.threads is None:
             choices["threads"] = (platform.default_num_threads(), "physical cores that this process may use")
         if config.scheduler.max_prefill_chunk is None:
-            choices["max_prefill_chunk"] = (config.scheduler.max_num_batched_tokens, "max_num_batched_tokens")
-        return choices
+            choices["max_prefill_chunk"] = (self.resolved.max_chunk_tokens, "max_num_batched_tokens")
+        return choices | self._of_scheduler(where)
+
+    def _of_scheduler(self, where: str) -> dict[str, tuple[Any, str]]:
+        """Those of a server; a batch that runs offline on a GPU knows no longest stall."""
+        given, resolved = self.config.scheduler, self.resolved
+        return {
+            name: (getattr(resolved, name), where)
+            for name in ("max_num_seqs", "max_num_batched_tokens", "max_stall_ms", "max_steps_outstanding")
+            if getattr(given, name) is None
+        }
 
     def _of_kv_memory(self) -> dict[str, tuple[Any, str]]:
         """Of one rank. On a GPU it is measured at start, after the weights are in place: nothing to tell before."""
@@ -108,7 +124,7 @@ class _Choices:
         from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
 
         config, arch = self.config, self.architecture
-        cache, scheduler = config.cache, config.scheduler
+        cache, scheduler = config.cache, self.resolved
         dtype = self.platform.resolve_dtype(config.model.dtype, arch.torch_dtype)
         stored = stored_kv_type(cache.kv_cache_dtype, dtype, arch.head_dim)
         parallel = config.parallel
@@ -117,11 +133,10 @@ class _Choices:
         specs = kv_cache_specs_for(
             arch.layer_windows, num_kv_heads, arch.head_dim, cache.block_size, stored, layers
         )
-        chunk = min(
-            scheduler.max_num_batched_tokens, scheduler.max_prefill_chunk or scheduler.max_num_batched_tokens
-        )
         length = resolve_max_model_len(config.model.max_model_len, arch, config.model.model)
-        size = RequestSize(specs, cache.block_size, length, chunk * scheduler.steps_outstanding)
+        size = RequestSize(
+            specs, cache.block_size, length, scheduler.max_chunk_tokens * scheduler.steps_outstanding
+        )
         is_open = cache.num_kv_blocks is None and cache.kv_cache_bytes is None
         if is_open and self.platform.name != "cpu":
             measured = "measured at start: gpu_memory_utilization less the weights and the largest step"

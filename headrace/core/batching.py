@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 
 from headrace.core.cost_model import CostModel, StepFeatures
@@ -19,8 +20,9 @@ class ContinuousBatching:
     """Every step mixes decodes and prompt chunks (Orca's iteration-level scheduling with Sarathi's and
     Dynamic SplitFuse's chunks): decodes first, then as much prompt as keeps the step within ``max_stall_ms``.
 
-    With no stream running a step may take ``idle_factor`` times as long, so that cancels and new requests are never
-    far from a step's end. While others wait, the first prompt of a step takes half of what fits: a short prompt
+    Without a limit (infinite ``max_stall_ms``) a prompt gets all that the budget leaves. With no stream running a step
+    may take ``idle_factor`` times as long, so that cancels and new requests are never far from a step's end. While
+    others wait, the first prompt of a step takes half of what fits: a short prompt
     beside a long one starts within a few steps, and the long one always advances.
     """
 
@@ -45,6 +47,8 @@ class ContinuousBatching:
         wanted: at most so many.
         has_rivals: the prompt does not end with these, and other prompts want to join the step after it.
         """
+        if math.isinf(self._max_stall_ms):
+            return wanted
         is_first = features.num_requests == decodes
         if self._cost_model.is_fitted:
             limit_ms = self._max_stall_ms * (1 if decodes else self.idle_factor)

@@ -54,9 +54,8 @@ class Scheduler:
         self.cost_model = cost_model or CostModel()
         self.cascade = CascadePlanner(sharing or SharingConfig(), kv.block_size, self.cost_model)
         self.policy = Policy(config.policy)
-        self.batching = make_batching(config.batching, self.cost_model, config.max_stall_ms)
-        chunk = min(config.max_num_batched_tokens, config.max_prefill_chunk or config.max_num_batched_tokens)
-        self._max_uncommitted_tokens = chunk * config.steps_outstanding
+        self.batching = make_batching(config.batching, self.cost_model, config.stall_limit_ms)
+        self._max_uncommitted_tokens = config.max_chunk_tokens * config.steps_outstanding
         self.admission = Admission(self.policy, kv, self._max_uncommitted_tokens)
         self.lifecycle = Lifecycle(kv, self.policy, clock)
         self.tier_loads = TierLoads(tier)
@@ -162,9 +161,8 @@ class Scheduler:
 
     def _chunk(self, step: Step, start: int, wanted: int, num_rivals: int) -> int:
         """How many of a request's next ``wanted`` tokens may join the step, before ``num_rivals`` other prompts."""
-        most = min(wanted, self.config.max_num_batched_tokens - step.num_tokens)
-        if self.config.max_prefill_chunk is not None:
-            most = min(most, self.config.max_prefill_chunk)
+        most = min(wanted, self.config.max_step_tokens - step.num_tokens)
+        most = min(most, self.config.max_chunk_tokens)
         if most <= 0:
             return 0
         step.count_features()
@@ -177,7 +175,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: Step) -> None:
         """Waiting requests in policy order, until one does not fit; nobody overtakes it."""
-        while step.num_tokens < self.config.max_num_batched_tokens:
+        while step.num_tokens < self.config.max_step_tokens:
             request = self.lifecycle.waiting.peek()
             if request is None or request.num_steps_in_flight:
                 return
@@ -274,7 +272,7 @@ class Scheduler:
             self._preempt(victim, f"made way for urgent {request.request_id}")
 
     def _has_seat(self) -> bool:
-        return len(self.lifecycle.running) < self.config.max_num_seqs
+        return len(self.lifecycle.running) < self.config.max_seats
 
     def _preemptible(self, step: Step) -> Iterable[Request]:
         """Running requests that are not part of the step being composed, nor is any of their group."""
@@ -331,7 +329,7 @@ class Scheduler:
         self.completed_step_id = step.step_id
         self.kv.advance(step.step_id)
         self.cost_model.observe(step.features, output.elapsed_ms)
-        scene = ChoiceScene(self.lifecycle, self.last_step_id + 1, self.config.max_num_seqs, self.clock())
+        scene = ChoiceScene(self.lifecycle, self.last_step_id + 1, self.config.max_seats, self.clock())
         return complete_step(scene, self.admission.estimator, step, output)
 
     def check_integrity(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.scheduler import Scheduler
 from headrace.engine.cache_tiers import make_tiers
 from headrace.engine.constraints import Constraints
+from headrace.engine.device_defaults import with_device_defaults
 from headrace.engine.engine_core import EngineCore
 from headrace.engine.grammar_vocabulary import load_grammar_vocabulary
 from headrace.parallel.launch import LaunchPlace
@@ -24,19 +24,23 @@ from headrace.parallel.sizes import check_sizes
 
 
 def build_engine_core(
-    config: EngineConfig, progress: Callable[[str, float], None] | None = None
+    config: EngineConfig,
+    progress: Callable[[str, float], None] | None = None,
+    *,
+    is_offline: bool = False,
 ) -> EngineCore:
     """Load the model, reserve KV memory and return an engine core ready for requests.
 
     Args:
         progress: called with (stage, share done in [0, 1]) while loading.
+        is_offline: nobody watches the answers grow; only how fast the whole batch is counts.
 
     Raises: CheckpointError, ConfigError.
     """
     from headrace.runtime.executor import InProcessExecutor
     from headrace.runtime.multiproc_executor import MultiprocExecutor
 
-    config = with_device_defaults(config)
+    config = with_device_defaults(config, is_offline=is_offline)
     if config.parallel.world_size == 1:
         return assemble(config, InProcessExecutor.from_config(config, progress))
     check_ranks(config)
@@ -71,21 +75,6 @@ def check_ranks(config: EngineConfig) -> None:
     """Refuse numbers of ranks that do not suit the model, before any is started. Raises ConfigError."""
     source = resolve_model(config.model.model, revision=config.model.revision)
     check_sizes(load_architecture(source), config.parallel, source.name)
-
-
-def with_device_defaults(config: EngineConfig) -> EngineConfig:
-    """Settings that depend on the device, filled in: on a CPU a step that overlaps host work only takes its cores.
-
-    A pipeline has a step in flight for each stage.
-    """
-    from headrace.platforms.base import device_type
-
-    if config.scheduler.max_steps_outstanding is not None:
-        return config
-    steps = 2 if device_type(config.device.device) == "cuda" else 1
-    steps = max(steps, config.parallel.pipeline_parallel_size)
-    scheduler = dataclasses.replace(config.scheduler, max_steps_outstanding=steps)
-    return dataclasses.replace(config, scheduler=scheduler)
 
 
 def assemble(config: EngineConfig, executor: Executor) -> EngineCore:

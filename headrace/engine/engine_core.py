@@ -101,7 +101,7 @@ class EngineCore:
         seed = core_request.sampling_params.seed
         family = fork.make_requests(core_request, self._seeds.getrandbits(63) if seed is None else seed)
         if core_request.sampling_params.use_beam_search:
-            BeamSearch.start(family[0], core_request, self.scheduler.kv, self.scheduler.config.max_num_seqs)
+            BeamSearch.start(family[0], core_request, self.scheduler.kv, self.scheduler.config.max_seats)
         added: list[Request] = []
         is_ready = self._start_constraint(family, core_request.constraint)
         try:

@@ -56,7 +56,7 @@ class LLM:
     def _load(self, config: EngineConfig) -> None:
         front_end = FrontEnd.open(config.model)
         with LoadBar() as bar:
-            core = build_engine_core(config, bar)
+            core = build_engine_core(config, bar, is_offline=True)
         self._attach(front_end, core)
 
     def _attach(self, front_end: FrontEnd, core: EngineCore) -> None:

@@ -35,7 +35,7 @@ class NullCore:
     def __init__(self, config: EngineConfig, tokens: list[int], step_s: float = 0.0) -> None:
         self._tokens = tokens
         self._step_s = step_s
-        self._max_running = config.scheduler.max_num_seqs
+        self._max_running = config.scheduler.max_seats
         self._max_waiting = config.scheduler.max_waiting_requests
         self._waiting: dict[tuple[str, int], _Sequence] = {}
         self._running: dict[tuple[str, int], _Sequence] = {}

@@ -20,6 +20,11 @@ def is_cuda_usable() -> bool:
     return torch.cuda.is_available()
 
 
+def gpu_memory_bytes() -> int:
+    """Memory of this host's first GPU, without making a context on it."""
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
 class CUDAPlatform:
     """GPU number ``local_rank`` of this host; becomes the process's current device.
 

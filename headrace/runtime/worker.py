@@ -224,7 +224,7 @@ class Worker:
             model,
             kv_cache,
             [self._attention_backend() for _ in self._specs],
-            max_num_seqs=self._scheduler.max_num_seqs,
+            max_num_seqs=self._scheduler.max_seats,
             max_model_len=self.max_model_len,
             vocab_size=arch.vocab_size,
             max_logits_rows=self._max_logits_rows,
@@ -241,10 +241,10 @@ class Worker:
 
     def _graphed_steps(self, model: CausalLM, states: RequestStates) -> GraphedSteps:
         """Small steps as CUDA graphs, over buffers that will not move again."""
-        max_num_seqs = self._scheduler.max_num_seqs
+        max_num_seqs = self._scheduler.max_seats
         limits = PlanLimits(self._max_graph_tokens, max_num_seqs, self.max_model_len)
         model.reserve(
-            max(self._scheduler.max_num_batched_tokens, limits.max_tokens),
+            max(self._scheduler.max_step_tokens, limits.max_tokens),
             max(max_num_seqs, self._max_logits_rows),
         )
         return GraphedSteps(
@@ -270,11 +270,7 @@ class Worker:
         return fused
 
     def _size_kv_cache(self) -> int:
-        chunk = min(
-            self._scheduler.max_num_batched_tokens,
-            self._scheduler.max_prefill_chunk or self._scheduler.max_num_batched_tokens,
-        )
-        in_flight = chunk * self._scheduler.steps_outstanding
+        in_flight = self._scheduler.max_chunk_tokens * self._scheduler.steps_outstanding
         size = RequestSize(self._specs, self._cache.block_size, self.max_model_len, in_flight)
         if self._cache.num_kv_blocks is not None or self._cache.kv_cache_bytes is not None:
             return num_kv_blocks(self._cache, size, 0, "")
@@ -290,7 +286,7 @@ class Worker:
     def _gpu_budget_bytes(self) -> int:
         """What may be used of the GPU, less what is in use now and what the largest step needs beside."""
         platform, total = self._platform, self._platform.total_memory_bytes()
-        num_tokens = min(self._scheduler.max_num_batched_tokens, self.max_model_len)
+        num_tokens = min(self._scheduler.max_step_tokens, self.max_model_len)
         blocks = -(-num_tokens // self._cache.block_size)
         platform.reset_peak_memory()
         before = platform.used_memory_bytes()

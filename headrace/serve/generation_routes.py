@@ -106,7 +106,7 @@ def _job(
     form: AnswerFormat,
 ) -> Job:
     limits = context.llm.config.scheduler
-    most = limits.max_num_seqs + limits.max_waiting_requests
+    most = limits.max_seats + limits.max_waiting_requests
     if len(prompts) * params.num_sequences > most:
         raise ApiError(
             400,

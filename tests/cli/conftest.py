@@ -46,7 +46,12 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
     """
     configs: list[EngineConfig] = []
 
-    def build(config: EngineConfig, progress: Callable[[str, float], Any] | None = None) -> EngineCore:
+    def build(
+        config: EngineConfig,
+        progress: Callable[[str, float], Any] | None = None,
+        *,
+        is_offline: bool = False,
+    ) -> EngineCore:
         configs.append(config)
         specs = [KVCacheSpec("full", (0,), 64)]
         executor = FakeExecutor(

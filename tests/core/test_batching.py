@@ -1,0 +1,31 @@
+"""How much of a prompt joins a step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from headrace.core.batching import ContinuousBatching
+from headrace.core.cost_model import CostModel, StepFeatures
+
+WANTED = 8192
+
+
+def features(num_decodes: int) -> StepFeatures:
+    made = StepFeatures()
+    for _ in range(num_decodes):
+        made.add(100, 1, samples=True)
+    return made
+
+
+@pytest.mark.parametrize("is_fitted", [False, True])
+@pytest.mark.parametrize("num_decodes", [0, 4])
+def test_without_a_longest_stall_nothing_is_cut(is_fitted: bool, num_decodes: int) -> None:
+    model = CostModel()
+    for _ in range(9 if is_fitted else 0):  # steps so slow that any limit would cut the prompt
+        model.observe(features(4), 1e5)
+    assert model.is_fitted == is_fitted
+    wanted = (num_decodes, features(num_decodes), 0, WANTED, True)
+    assert ContinuousBatching(model, math.inf).chunk_tokens(*wanted) == WANTED
+    assert ContinuousBatching(model, 250.0).chunk_tokens(*wanted) < WANTED

@@ -1,0 +1,67 @@
+"""Settings left open come to what suits the device; what the user set stays."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from headrace.config import EngineConfig, SchedulerConfig
+from headrace.engine.device_defaults import with_device_defaults
+from headrace.errors import ConfigError
+from headrace.platforms import base, cuda
+
+
+def resolved(is_offline: bool = False, **options: Any) -> tuple[Any, ...]:
+    scheduler = with_device_defaults(EngineConfig.from_options(**options), is_offline=is_offline).scheduler
+    return (
+        scheduler.max_num_seqs,
+        scheduler.max_num_batched_tokens,
+        scheduler.max_stall_ms,
+        scheduler.max_steps_outstanding,
+    )
+
+
+@pytest.fixture
+def gpu_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(num_gibibytes: int) -> None:
+        monkeypatch.setattr(base, "device_type", lambda device: "cuda")
+        monkeypatch.setattr(cuda, "gpu_memory_bytes", lambda: num_gibibytes << 30)
+
+    return make
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_a_cpu(is_offline: bool) -> None:
+    assert resolved(is_offline, device="cpu") == (256, 2048, 250.0, 1)
+    assert resolved(is_offline, device="cpu", pipeline_parallel_size=3)[3] == 3
+
+
+def test_gpus(gpu_of: Any) -> None:
+    gpu_of(139)
+    assert resolved() == (512, 8192, 250.0, 2)
+    assert resolved(is_offline=True) == (512, 8192, math.inf, 2)
+    gpu_of(24)
+    assert resolved() == (256, 2048, 250.0, 2)
+
+
+def test_what_was_set_stays_and_the_rest_fits_it(gpu_of: Any) -> None:
+    gpu_of(139)
+    given = {"max_num_seqs": 7, "max_num_batched_tokens": 9, "max_stall_ms": 5.0, "max_steps_outstanding": 1}
+    assert resolved(is_offline=True, **given) == (7, 9, 5.0, 1)
+    assert resolved(max_num_batched_tokens=64)[:2] == (64, 64)
+    assert resolved(max_num_seqs=10_000)[:2] == (10_000, 10_000)
+
+
+def test_sections_without_a_device_fit_themselves() -> None:
+    plain = SchedulerConfig()
+    assert (plain.max_seats, plain.max_step_tokens, plain.stall_limit_ms) == (256, 2048, 250.0)
+    assert SchedulerConfig(max_num_batched_tokens=64).max_seats == 64
+    assert SchedulerConfig(max_num_seqs=4096).max_step_tokens == 4096
+    assert (
+        SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8, max_prefill_chunk=16).max_chunk_tokens
+        == 16
+    )
+    with pytest.raises(ConfigError, match="at least max_num_seqs"):
+        EngineConfig.from_options(max_num_batched_tokens=64, max_num_seqs=65)
