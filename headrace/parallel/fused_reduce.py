@@ -8,16 +8,18 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from headrace.errors import ConfigError
 from headrace.kernels.reference.norm import add_rms_norm
 from headrace.kernels.registry import Op
 from headrace.parallel.one_shot import OneShotCommunicator
-from headrace.parallel.state import Communicator
+from headrace.parallel.state import Communicator, SoloCommunicator
 
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 19
 """Of what one call sums: beyond, waiting for the link costs more than launches do."""
 _EPS = 1e-5
+_ALIGNED_ELEMENTS = 8
 
 
 class FusedReduce:
@@ -63,11 +65,21 @@ def make_fused_reduce(
     """Ready to use; None where it is not wanted, cannot be had, or does not give what it must.
 
     All ranks of the group call it together, and all get one or none does.
+
+    Raises: ConfigError when "fused" is asked for and cannot be had.
     """
-    if wanted != "fused" or not isinstance(communicator, OneShotCommunicator) or width % 8:
+    if wanted not in ("auto", "fused") or isinstance(communicator, SoloCommunicator):
         return None
-    fused = FusedReduce(communicator, width, dtype, rank)
-    if not communicator.all_agree(fused.is_right(communicator)):
-        logger.warning("the fused sum over ranks is wrong on this machine; sums and norms stay apart")
-        return None
-    return fused
+    if not isinstance(communicator, OneShotCommunicator):
+        reason = "the ranks do not see each other's memory"
+    elif width % _ALIGNED_ELEMENTS:
+        reason = f"the hidden size {width} is not a multiple of {_ALIGNED_ELEMENTS}"
+    else:
+        fused = FusedReduce(communicator, width, dtype, rank)
+        if communicator.all_agree(fused.is_right(communicator)):
+            return fused
+        reason = "the fused sum over ranks is wrong on this machine"
+    if wanted == "fused":
+        raise ConfigError(f"all_reduce='fused' cannot be had: {reason}; use 'auto' or 'library'")
+    logger.info("sums over ranks and norms stay apart: %s", reason)
+    return None

@@ -93,7 +93,8 @@ def choose_all_reduce(
     """The collectives for a tensor-parallel group of GPUs.
 
     Args:
-        wanted: "auto" and "fused" measure, "library" is NCCL alone, "one-shot" takes one shot for all small sums.
+        wanted: "auto" and "fused" measure (and keep the symmetric memory, which the fused form needs, whatever the
+            outcome); "library" is NCCL alone, "one-shot" takes one shot for all small sums.
 
     Raises: ConfigError when one shot is asked for and cannot be had.
     """
@@ -144,7 +145,7 @@ def _measured(
         limit, num_bytes = num_bytes, 2 * num_bytes
     one_shot.max_bytes = limit
     logger.info("sums up to %d bytes in one shot", limit)
-    return one_shot if limit else inner
+    return one_shot
 
 
 def _agrees(
