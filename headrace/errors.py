@@ -7,6 +7,7 @@ HeadraceError
 ├── RequestError               one request is wrong: a parameter, a prompt, its length
 ├── CapacityError              no room now: waiting queue full, or a request that can never fit
 ├── GrammarError               a constraint that cannot be compiled or satisfied
+├── DeviceMemoryError          the device has no memory left; carries the ledger and the setting that helps
 ├── TransferError              KV blocks could not be moved between tiers or replicas
 └── EngineDeadError            the engine stopped; carries the cause
 
@@ -60,6 +61,10 @@ class CapacityError(RequestError):
 
 class GrammarError(RequestError):
     """A constraint cannot be compiled or satisfied; the message names its path."""
+
+
+class DeviceMemoryError(HeadraceError):
+    """The device has no memory left; the message holds the ledger and the one setting that fixes it."""
 
 
 class TransferError(HeadraceError):

@@ -45,6 +45,9 @@ class Executor(Protocol):
     def rank_memory_bytes(self) -> list[int]:
         """What each rank held on its device when it was loaded: weights, KV blocks, buffers."""
 
+    def startup_s(self) -> dict[str, float]:
+        """Seconds of each stage of the start, of the rank that took longest for it."""
+
     def check_alive(self) -> None:
         """Raises EngineDeadError when no step can be run any more."""
 

@@ -49,6 +49,7 @@ class EngineStats(msgspec.Struct):
     num_stored_blocks: int = 0
     num_failed_blocks: int = 0
     rank_memory_bytes: list[int] = []
+    startup_s: dict[str, float] = {}
 
     @property
     def kv_cache_usage(self) -> float:
@@ -259,6 +260,7 @@ class EngineCore:
         cache = kv.stats()
         return EngineStats(
             rank_memory_bytes=self.executor.rank_memory_bytes(),
+            startup_s=self.executor.startup_s(),
             num_running=len(lifecycle.running),
             num_waiting=lifecycle.num_waiting,
             num_kv_blocks=kv.num_blocks,

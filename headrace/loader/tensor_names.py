@@ -5,6 +5,8 @@ Data for the sources: dummy weights are made from it, files are checked against 
 
 from __future__ import annotations
 
+import math
+
 from headrace.checkpoint.model_config import ModelArchitecture
 
 Shape = tuple[int, ...]
@@ -55,6 +57,11 @@ def expected_tensors(arch: ModelArchitecture) -> dict[str, Shape]:
     if arch.rope.scaling.factors_tensor is not None:
         shapes[arch.rope.scaling.factors_tensor] = (arch.head_dim // 2,)
     return shapes
+
+
+def dense_bytes(arch: ModelArchitecture, itemsize: int) -> int:
+    """Of all weights, at ``itemsize`` bytes a number."""
+    return itemsize * sum(math.prod(shape) for shape in expected_tensors(arch).values())
 
 
 def _layer_tensors(arch: ModelArchitecture) -> dict[str, Shape]:

@@ -60,6 +60,7 @@ KV_USAGE = ("kv_cache_usage_perc", "Share of KV blocks that unfinished requests 
 PROMPT_TOKENS = ("prompt_tokens", "Prompt tokens of requests that began to be answered.")
 GENERATION_TOKENS = ("generation_tokens", "Generated tokens.")
 RANK_MEMORY = ("rank_memory_bytes", "Device memory that each rank held when it was loaded.")
+STARTUP = ("startup_seconds", "Time that a stage of the engine's start took, by stage.")
 REQUEST_SUCCESS = ("request_success", "Answers that ended, by reason.")
 CONSTRAINT_VIOLATIONS = (
     "constraint_violations",
@@ -160,6 +161,10 @@ def _families(metrics: ServingMetrics, model_name: str) -> Iterator[Metric]:
     for rank, num_bytes in enumerate(stats.get("rank_memory_bytes", [])):
         memory.add_metric([*values, str(rank)], num_bytes)
     yield memory
+    startup = GaugeMetricFamily(_PREFIX + STARTUP[0], STARTUP[1], labels=[*labels, "stage"])
+    for stage, seconds in stats.get("startup_s", {}).items():
+        startup.add_metric([*values, stage], seconds)
+    yield startup
     num_violations = metrics.num_invalid_answers + stats.get("num_constraint_violations", 0)
     yield single(CounterMetricFamily, CONSTRAINT_VIOLATIONS, num_violations)
     yield single(CounterMetricFamily, PROMPT_TOKENS, metrics.num_prompt_tokens)

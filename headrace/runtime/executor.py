@@ -35,6 +35,10 @@ class StepWorker(Protocol):
     def loaded_memory_bytes(self) -> int:
         """What it held on its device when it was loaded."""
 
+    @property
+    def startup_s(self) -> dict[str, float]:
+        """Seconds of each stage of its start."""
+
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """The model's KV groups."""
 
@@ -130,6 +134,10 @@ class InProcessExecutor:
     def rank_memory_bytes(self) -> list[int]:
         """What the one rank held on its device when it was loaded."""
         return [self._worker.loaded_memory_bytes]
+
+    def startup_s(self) -> dict[str, float]:
+        """Seconds of each stage of the start."""
+        return self._worker.startup_s
 
     def check_alive(self) -> None:
         """Raises EngineDeadError when a step has failed, or after a shutdown."""

@@ -134,6 +134,10 @@ class FakeExecutor:
         """A fake holds nothing."""
         return []
 
+    def startup_s(self) -> dict[str, float]:
+        """A fake is there at once."""
+        return {}
+
     def check_alive(self) -> None:
         """A fake fails in its futures only."""
 

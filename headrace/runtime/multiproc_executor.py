@@ -106,6 +106,14 @@ class MultiprocExecutor:
         """What each rank held on its device when it was ready."""
         return [report.memory_bytes for report in self.rank_reports()]
 
+    def startup_s(self) -> dict[str, float]:
+        """Seconds of each stage of the start, of the rank that took longest for it."""
+        longest: dict[str, float] = {}
+        for report in self.rank_reports():
+            for name, seconds in report.startup_s.items():
+                longest[name] = max(seconds, longest.get(name, 0.0))
+        return longest
+
     def pids(self) -> list[int]:
         """Process ids of the ranks that run on this host, in order."""
         return [peer.process.pid for peer in self._peers if peer.process is not None]

@@ -122,6 +122,7 @@ class RankLoop:
                 worker.num_kv_blocks() * worker.kv_cache_specs()[0].bytes_per_block,
                 worker.loaded_memory_bytes,
                 platform.describe(),
+                worker.startup_s,
             )
         )
         return worker

@@ -54,6 +54,7 @@ class RankReady(msgspec.Struct, tag="ready"):
     num_kv_blocks: the same on all ranks.
     weight_bytes_read: stored bytes that it read.
     memory_bytes: what it holds on its device.
+    startup_s: seconds of each stage of its start.
     """
 
     specs: list[KVCacheSpec]
@@ -62,6 +63,7 @@ class RankReady(msgspec.Struct, tag="ready"):
     kv_cache_bytes: int
     memory_bytes: int
     device: str
+    startup_s: dict[str, float] = {}
 
 
 class RankProgress(msgspec.Struct, tag="progress"):

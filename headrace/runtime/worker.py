@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,26 +23,35 @@ from headrace.kv_transfer.fingerprint import fingerprint
 from headrace.kv_transfer.host_memory import HostMemory
 from headrace.layers.context import LayerContext
 from headrace.loader.base import open_weights
+from headrace.loader.tensor_names import dense_bytes
 from headrace.models.causal_lm import CausalLM
 from headrace.models.registry import build_model
+from headrace.observe.stages import Stages
 from headrace.parallel.fused_reduce import make_fused_reduce
 from headrace.parallel.world import World
 from headrace.platforms.base import DeviceEvent, current_platform
 from headrace.quant.precision import Precision
-from headrace.runtime.cuda_graph import CudaCapture, GraphedSteps
+from headrace.runtime.cuda_graph import BUCKETS, Capture, CudaCapture, GraphedSteps
 from headrace.runtime.early_stage_runner import EarlyStageRunner, StepTokens
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for, stored_kv_type
 from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
+from headrace.runtime.memory_ledger import MemoryLedger
 from headrace.runtime.model_runner import Model, ModelRunner, PendingOutput
 from headrace.runtime.native_step import NativeStep
 from headrace.runtime.request_states import RequestStates
 from headrace.runtime.staged_model import StagedModel
 from headrace.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from headrace.runtime.kernel_warmup import KernelWarmup
+
 logger = logging.getLogger(__name__)
 
 MAX_LOGITS_BYTES = 64 << 20
 """Of logits at once for log-probabilities of prompts."""
+
+GRAPH_BYTES = 12 << 20
+"""Set apart for the graphs of one number of tokens: up to three kinds of steps."""
 
 Progress = Callable[[str, float], None]
 
@@ -110,7 +120,16 @@ class Worker:
         self._fused_reduce = make_fused_reduce(
             parallel.all_reduce, world.collectives, arch.hidden_size, self.dtype, world.tensor.rank
         )
-        self._model: CausalLM | None = self._load_model(model, source, progress)
+        self._stages = Stages()
+        self._memory = MemoryLedger(self._platform, cache)
+        self._memory.planned["weights"] = dense_bytes(arch, self.dtype.itemsize) // world.size
+        warmup = self._warm_up_kernels()
+        with self._stages.time("weights"), self._memory.spending("weights"):
+            self._model: CausalLM | None = self._load_model(model, source, progress)
+        if warmup is not None:
+            with self._stages.time("kernels not ready with the weights"):
+                warmup.wait_first_token()
+        self._warmup = warmup
         self._specs = kv_cache_specs_for(
             arch.layer_windows,
             self._num_kv_heads,
@@ -119,22 +138,32 @@ class Worker:
             self.kv_dtype,
             world.stage.layers(arch.num_layers),
         )
-        self._num_blocks = world.smallest(self._size_kv_cache())
-        self._runner: ModelRunner | None = self._make_runner(self._num_blocks)
+        with self._stages.time("largest step"), self._memory.watching("activations"):
+            self._num_blocks = world.smallest(self._size_kv_cache())
+        self._memory.planned["KV blocks"] = self._num_blocks * self._specs[0].bytes_per_block
+        with self._stages.time("KV blocks"), self._memory.spending("KV blocks"):
+            self._runner: ModelRunner | None = self._make_runner(self._num_blocks)
         self.loaded_memory_bytes = self._platform.used_memory_bytes()
         logger.info(
-            "%s on %s: %s, %d KV blocks of %d tokens",
+            "%s on %s: %s, %d KV blocks of %d tokens; start: %s; memory: %s",
             source.name,
             self._platform.describe(),
             self.dtype,
             self._num_blocks,
             cache.block_size,
+            self._stages.describe(),
+            self._memory.describe(),
         )
 
     @property
     def is_asynchronous(self) -> bool:
         """Whether the calls of a step only queue work on the device."""
         return self._device.type == "cuda"
+
+    @property
+    def startup_s(self) -> dict[str, float]:
+        """Seconds of each stage of the start, in order; kernels compile beside the first of them."""
+        return self._stages.seconds
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """The model's KV groups."""
@@ -166,12 +195,14 @@ class Worker:
         """Run a step's forward."""
         assert self._runner is not None, "the worker was shut down"
         self._started = self._platform.new_event()
-        self._runner.execute_model(scheduler_output, self._started.record)
+        with self._memory.watching("activations"):
+            self._runner.execute_model(scheduler_output, self._started.record)
 
     def sample_tokens(self, mask: TokenMask | None) -> TimedStep:
         """Sample for it; nothing here waits for the device."""
         assert self._runner is not None, "the worker was shut down"
-        pending = self._runner.sample_tokens(mask)
+        with self._memory.watching("activations"):
+            pending = self._runner.sample_tokens(mask)
         ended = self._platform.new_event()
         ended.record()
         return TimedStep(pending, self._started, ended)
@@ -256,10 +287,37 @@ class Worker:
             max_requests=max_num_seqs,
             sampling=load_kernels("sampling", self._device, self._kernels),
             optimize=self._fuse,
-            capture=CudaCapture(),
+            capture=self._booked(CudaCapture()),
             picks=self._world.stage.is_last,
             link=self._world.link,
         )
+
+    def _booked(self, capture: Capture) -> Capture:
+        """Captures after all warming up, and books what graphs hold."""
+
+        def captured(body: Callable[[], None]) -> Callable[[], None]:
+            if self._warmup is not None:
+                self._warmup.wait()
+            with self._memory.spending_of_device("graphs"):
+                return capture(body)
+
+        return captured
+
+    def _warm_up_kernels(self) -> KernelWarmup | None:
+        """Begin to compile what a dense model's steps need; other forms compile theirs as they go."""
+        if self._attention != "triton" or self.kv_dtype != self.dtype:
+            return None
+        from headrace.runtime.kernel_warmup import KernelWarmup, widths_of
+
+        widths = widths_of(
+            self._arch,
+            num_heads=self._num_heads,
+            num_kv_heads=self._num_kv_heads,
+            tensor_parallel_size=self._world.tensor.size,
+            block_size=self._cache.block_size,
+            dtype=self.dtype,
+        )
+        return KernelWarmup(widths, self._device)
 
     def _fuse(self, plan: OpPlan, num_tokens: int) -> OpPlan:
         """Neighbouring ops of a recorded forward in one launch where the device's kernels can."""
@@ -298,13 +356,15 @@ class Worker:
         step_bytes = platform.peak_memory_bytes() - before
         del runner
         in_use = total - platform.available_memory_bytes()
-        return int(total * self._cache.gpu_memory_utilization) - in_use - step_bytes
+        graph_bytes = GRAPH_BYTES * sum(size <= self._max_graph_tokens for size in BUCKETS)
+        self._memory.planned |= {"activations": step_bytes, "graphs": graph_bytes}
+        return int(total * self._cache.gpu_memory_utilization) - in_use - step_bytes - graph_bytes
 
 
 def _largest_step(num_tokens: int, num_blocks: int, num_groups: int) -> SchedulerOutput:
-    """One request that computes a whole step's tokens and samples."""
+    """One request that computes a whole step's tokens and samples: greedily, which compiles the fewest kernels."""
     blocks = [list(range(group * num_blocks, (group + 1) * num_blocks)) for group in range(num_groups)]
-    new = NewRequest("profile", [0] * num_tokens, num_tokens, blocks, SamplingParams(top_p=0.9), 0)
+    new = NewRequest("profile", [0] * num_tokens, num_tokens, blocks, SamplingParams(temperature=0.0), 0)
     return SchedulerOutput(0, ["profile"], [0], [num_tokens], [0], [new])
 
 

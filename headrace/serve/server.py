@@ -15,6 +15,7 @@ import uvicorn
 from headrace.engine.async_llm import AsyncLLM
 from headrace.engine.progress import LoadBar
 from headrace.errors import HeadraceError
+from headrace.observe.stages import Stages
 from headrace.serve.app import build_app
 from headrace.serve.context import ServerContext
 from headrace.serve.settings import ServerConfig
@@ -107,7 +108,8 @@ class Serving:
                 while not (await asyncio.wait({ready}, timeout=_WATCH_S))[0]:
                     bar(self._llm.progress.stage, self._llm.progress.share)
             ready.result()
-            self._announce(f"ready: {await self._context.model_name()}")
+            stages = Stages(self._llm.metrics.core_stats.get("startup_s", {})).describe()
+            self._announce(f"ready: {await self._context.model_name()}" + (f" ({stages})" if stages else ""))
         except HeadraceError:
             self._server.should_exit = True
             raise

@@ -76,6 +76,7 @@ def test_state_of_the_core() -> None:
 
 def test_memory_of_each_rank() -> None:
     metrics = ServingMetrics()
-    metrics.core_stats = {"rank_memory_bytes": [5, 7]}
+    metrics.core_stats = {"rank_memory_bytes": [5, 7], "startup_s": {"weights": 1.5}}
     found = samples(metrics)
+    assert found["vllm:startup_seconds stage=weights"] == 1.5
     assert (found["vllm:rank_memory_bytes rank=0"], found["vllm:rank_memory_bytes rank=1"]) == (5, 7)

@@ -40,6 +40,10 @@ class RecordingWorker:
 
     loaded_memory_bytes = 11
 
+    @property
+    def startup_s(self) -> dict[str, float]:
+        return {"weights": 0.5}
+
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         return [KVCacheSpec("full", (0,), 64)]
 

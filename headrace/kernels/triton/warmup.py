@@ -37,7 +37,7 @@ _EPS = 1e-6
 class ModelWidths:
     """What the kernels of a model depend on, of one rank.
 
-    window: of its sliding layers; None: there are none.
+    windows: of its layers, each once; None is full attention.
     has_qk_norm, activation: see the layers.
     """
 
@@ -50,7 +50,7 @@ class ModelWidths:
     block_size: int
     dtype: torch.dtype
     has_qk_norm: bool = False
-    window: int | None = None
+    windows: tuple[int | None, ...] = (None,)
     soft_cap: float | None = None
     activation: str = "silu"
 
@@ -63,8 +63,8 @@ class WarmupReport:
     total_s: float = 0.0
 
 
-def warm_up(calls: dict[str, Call], num_threads: int = 8) -> WarmupReport:
-    """Run the calls in threads and wait for them."""
+def warm_up(calls: dict[str, Call], num_threads: int = 8, device: torch.device | None = None) -> WarmupReport:
+    """Run the calls in threads, on ``device`` where it is a GPU other than the first, and wait for them."""
     report = WarmupReport()
 
     def timed(name: str) -> None:
@@ -73,17 +73,23 @@ def warm_up(calls: dict[str, Call], num_threads: int = 8) -> WarmupReport:
         report.seconds[name] = time.perf_counter() - start
 
     start = time.perf_counter()
-    with ThreadPoolExecutor(num_threads) as pool:
+    with ThreadPoolExecutor(num_threads, initializer=partial(_use, device)) as pool:
         list(pool.map(timed, calls))
     report.total_s = time.perf_counter() - start
     return report
+
+
+def _use(device: torch.device | None) -> None:
+    """Threads begin on the first GPU."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def first_token_calls(widths: ModelWidths, device: torch.device) -> dict[str, Call]:
     """What a prompt needs, up to its first token: eight kernels and the pick of the best token."""
     make = _Maker(widths, device)
     return {
-        "attention of prompts": lambda: make.attention(64),
+        **make.attention_calls("prompts", 64),
         "rope_and_store": make.rope_and_store,
         "gated_act": lambda: gated_act(
             make.rows(2, 2 * widths.intermediate_size),
@@ -109,7 +115,7 @@ def decode_calls(widths: ModelWidths, device: torch.device) -> dict[str, Call]:
     """What tokens after the first need besides: attention of one row, linears of one row and of a few, drawing."""
     make = _Maker(widths, device)
     inputs = {widths.hidden_size, widths.num_heads * widths.head_dim, widths.intermediate_size}
-    calls: dict[str, Call] = {"attention of decodes": lambda: make.attention(1)}
+    calls = make.attention_calls("decodes", 1)
     for num_rows in (1, 2):
         for width in inputs:
             calls[f"linear of {num_rows} x {width}"] = partial(make.linear, num_rows, width)
@@ -186,7 +192,14 @@ class _Maker:
             self.qkv(1), norm, norm, _EPS, cos_sin, self.ids(), self.ids(), *self.cache(), *self._heads
         )
 
-    def attention(self, num_rows: int) -> None:
+    def attention_calls(self, whose: str, num_rows: int) -> dict[str, Call]:
+        """One for each kind of layer."""
+        return {
+            f"attention of {whose}, window {window}": partial(self.attention, num_rows, window)
+            for window in self._widths.windows
+        }
+
+    def attention(self, num_rows: int, window: int | None) -> None:
         """Tokens of one request at position 0, in two splits that each see the same block, and their merging."""
         row = np.arange(num_rows, dtype=np.int32)
         arrays = {
@@ -206,6 +219,6 @@ class _Maker:
         buffer = torch.from_numpy(pack(arrays, num_short)).to(self._device)
         work = PackedWork(buffer, num_short, 2 - num_short, num_rows, 2 * num_rows)
         table = torch.zeros((1, 1), dtype=torch.int32, device=self._device)
-        plan = SimpleNamespace(block_table=table, window=self._widths.window, derived={WORK_KEY: work})
+        plan = SimpleNamespace(block_table=table, window=window, derived={WORK_KEY: work})
         out = self.rows(num_rows, self._widths.num_heads * self._widths.head_dim)
         attention(self.qkv(num_rows), *self.cache(), plan, out, *self._heads, 1.0, self._widths.soft_cap)

@@ -1,0 +1,83 @@
+"""KernelWarmup: Triton kernels compiled in threads while the weights are read.
+
+Compiled kernels stay on disk in Triton's own cache (``~/.triton/cache``), whose keys hold Triton's version, the
+device's architecture and the kernel's source; with all of them there a start compiles nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import torch
+
+from headrace.checkpoint import ModelArchitecture
+from headrace.kernels.triton.warmup import ModelWidths, WarmupReport, decode_calls, first_token_calls, warm_up
+
+logger = logging.getLogger(__name__)
+
+
+class KernelWarmup:
+    """Begins at once: what a prompt needs up to its first token, then what decoding needs.
+
+    A kernel that does not compile here is left to the step that needs it, where the failure can be seen in its place.
+
+    Args:
+        widths: of one rank's model.
+        device: where the kernels run.
+        num_threads: that compile at a time.
+    """
+
+    def __init__(self, widths: ModelWidths, device: torch.device, num_threads: int = 8) -> None:
+        self.first_token = WarmupReport()
+        self.decode = WarmupReport()
+        self._widths, self._device, self._num_threads = widths, device, num_threads
+        self._is_first_done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headrace-warmup", daemon=True)
+        self._thread.start()
+
+    def wait_first_token(self) -> None:
+        """Until the kernels of a prompt are compiled."""
+        self._is_first_done.wait()
+
+    def wait(self) -> None:
+        """Until nothing is compiled any more. A CUDA graph is captured after that: until then other threads launch."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self.first_token = warm_up(
+                first_token_calls(self._widths, self._device), self._num_threads, self._device
+            )
+            self._is_first_done.set()
+            self.decode = warm_up(decode_calls(self._widths, self._device), self._num_threads, self._device)
+        except Exception:
+            logger.warning("warming up kernels failed; steps will compile theirs", exc_info=True)
+        finally:
+            self._is_first_done.set()
+
+
+def widths_of(
+    arch: ModelArchitecture,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    tensor_parallel_size: int,
+    block_size: int,
+    dtype: torch.dtype,
+) -> ModelWidths:
+    """What the kernels of one rank's part of a model depend on."""
+    return ModelWidths(
+        hidden_size=arch.hidden_size,
+        intermediate_size=arch.intermediate_size // tensor_parallel_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=arch.head_dim,
+        vocab_size=arch.vocab_size,
+        block_size=block_size,
+        dtype=dtype,
+        has_qk_norm=arch.qk_norm,
+        windows=tuple(dict.fromkeys(arch.layer_windows)),
+        soft_cap=arch.attn_logit_softcap,
+        activation="silu" if arch.hidden_act in ("silu", "swish") else "gelu_tanh",
+    )
