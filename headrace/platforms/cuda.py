@@ -25,6 +25,11 @@ def gpu_memory_bytes() -> int:
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
+def use_gpu(device: torch.device) -> None:
+    """In a thread of its own: launch on this GPU, not the first."""
+    torch.cuda.set_device(device)
+
+
 class CUDAPlatform:
     """GPU number ``local_rank`` of this host; becomes the process's current device.
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 
 import torch
 
 from headrace.checkpoint import ModelArchitecture
 from headrace.kernels.triton.warmup import ModelWidths, WarmupReport, decode_calls, first_token_calls, warm_up
+from headrace.platforms.cuda import use_gpu
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +48,12 @@ class KernelWarmup:
 
     def _run(self) -> None:
         try:
-            self.first_token = warm_up(
-                first_token_calls(self._widths, self._device), self._num_threads, self._device
-            )
+            begin = partial(use_gpu, self._device) if self._device.type == "cuda" else None
+            first = first_token_calls(self._widths, self._device)
+            self.first_token = warm_up(first, self._num_threads, begin)
             self._is_first_done.set()
-            self.decode = warm_up(decode_calls(self._widths, self._device), self._num_threads, self._device)
+            decode = decode_calls(self._widths, self._device)
+            self.decode = warm_up(decode, self._num_threads, begin)
         except Exception:
             logger.warning("warming up kernels failed; steps will compile theirs", exc_info=True)
         finally:

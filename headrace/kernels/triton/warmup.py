@@ -63,8 +63,10 @@ class WarmupReport:
     total_s: float = 0.0
 
 
-def warm_up(calls: dict[str, Call], num_threads: int = 8, device: torch.device | None = None) -> WarmupReport:
-    """Run the calls in threads, on ``device`` where it is a GPU other than the first, and wait for them."""
+def warm_up(
+    calls: dict[str, Call], num_threads: int = 8, begin_thread: Callable[[], None] | None = None
+) -> WarmupReport:
+    """Run the calls in threads, each of which begins with ``begin_thread``, and wait for them."""
     report = WarmupReport()
 
     def timed(name: str) -> None:
@@ -73,16 +75,10 @@ def warm_up(calls: dict[str, Call], num_threads: int = 8, device: torch.device |
         report.seconds[name] = time.perf_counter() - start
 
     start = time.perf_counter()
-    with ThreadPoolExecutor(num_threads, initializer=partial(_use, device)) as pool:
+    with ThreadPoolExecutor(num_threads, initializer=begin_thread) as pool:
         list(pool.map(timed, calls))
     report.total_s = time.perf_counter() - start
     return report
-
-
-def _use(device: torch.device | None) -> None:
-    """Threads begin on the first GPU."""
-    if device is not None and device.type == "cuda":
-        torch.cuda.set_device(device)
 
 
 def first_token_calls(widths: ModelWidths, device: torch.device) -> dict[str, Call]:
