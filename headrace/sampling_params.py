@@ -43,6 +43,8 @@ _FLAGS = (
     "spaces_between_special_tokens",
 )
 _SHOWN_CHARS = 80
+_OPEN_END = 1 << 30
+"""From here on an upper limit is none that a person would think of."""
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -158,7 +160,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             _int_in("seed", self.seed, -(1 << 63), (1 << 63) - 1)
         if self.max_tokens is not None:
             _int_in("max_tokens", self.max_tokens, 1, 1 << 31)
-        _int_in("min_tokens", self.min_tokens, 0, 1 << 31 if self.max_tokens is None else self.max_tokens)
+        self._verify_min_tokens()
         if self.logprobs is not None:
             most = MAX_CANDIDATES if self.use_beam_search else MAX_LOGPROBS
             _int_in("logprobs", self.logprobs, -1, most)
@@ -175,6 +177,20 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             if not isinstance(self.structured_outputs, StructuredOutputsParams):
                 raise _refusal("structured_outputs", self.structured_outputs, "a StructuredOutputsParams")
             self.structured_outputs.verify()
+
+    def _verify_min_tokens(self) -> None:
+        _int_in("min_tokens", self.min_tokens, 0, 1 << 31)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens must not be above max_tokens, which is {self.max_tokens}; got {self.min_tokens}",
+                param="min_tokens",
+            )
+        if self.min_tokens and self.structured_outputs is not None:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, but structured_outputs says where the answer may end: leave one of "
+                "them out",
+                param="min_tokens",
+            )
 
     def _verify_stop(self) -> None:
         if self.stop is not None and self.stop != []:
@@ -199,10 +215,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             return
         for name, neutral in _NEUTRAL_FOR_BEAMS.items():
             value = getattr(self, name)
-            if value != neutral and value not in (None, []):
+            if value != neutral and value not in (None, [], {}):
+                given = f"{name} is {_shown(value)}" if isinstance(value, int | float) else f"{name} is given"
+                remedy = f"leave {name} out" if neutral is None else f"leave {name} at {neutral:g}"
                 raise RequestError(
-                    f"{name} is {_shown(value)}, but beam search follows the model's own probabilities; leave "
-                    f"{name} at {neutral!r}, or use_beam_search at False",
+                    f"{given}, but beam search follows the model's own probabilities: {remedy}, or use_beam_search",
                     param=name,
                 )
 
@@ -237,8 +254,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                 param="logit_bias",
             )
         for token, bias in biases.items():
-            _int_in("logit_bias", token, 0, MAX_TOKEN_ID)
-            _float_in("logit_bias", bias, -100.0, 100.0)
+            _int_in("logit_bias", token, 0, MAX_TOKEN_ID, at=" keys")
+            _float_in("logit_bias", bias, -100.0, 100.0, at=f"[{token}]")
 
 
 def _int_keys(biases: Any) -> Any:
@@ -254,6 +271,8 @@ def _int_keys(biases: Any) -> Any:
                 f"logit_bias keys must be token ids (whole numbers, or strings of digits); got {_shown(token)}",
                 param="logit_bias",
             )
+        if token in keys:
+            raise RequestError(f"logit_bias names the token {token} twice: name it once", param="logit_bias")
         keys[token] = bias
     return keys
 
@@ -273,24 +292,28 @@ def _token_ids(name: str, ids: Any, wanted: str = "a list of token ids") -> None
         _int_in(name, token, 0, MAX_TOKEN_ID)
 
 
-def _int_in(name: str, value: Any, low: int, high: int) -> None:
+def _int_in(name: str, value: Any, low: int, high: int, at: str = "") -> None:
+    is_open = low >= 0 and high >= _OPEN_END
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _refusal(name, value, f"an integer in [{low}, {high}]")
+        raise _refusal(
+            name, value, f"an integer {f'from {low} up' if is_open else f'in [{low}, {high}]'}", at=at
+        )
     if not low <= value <= high:
-        raise _refusal(name, value, f"in [{low}, {high}]")
+        wanted = f"at least {low}" if value < low else f"at most {high}"
+        raise _refusal(name, value, wanted if is_open else f"in [{low}, {high}]", at=at)
 
 
-def _float_in(name: str, value: Any, low: float, high: float, low_open: bool = False) -> None:
+def _float_in(name: str, value: Any, low: float, high: float, low_open: bool = False, at: str = "") -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # Not a number and the infinities fail the comparison, too.
     if not is_number or not low <= value <= high or (low_open and value == low):
         interval = f"{'(' if low_open else '['}{low:g}, {high:g}]"
         finite = is_number and (isinstance(value, int) or math.isfinite(value))
-        raise _refusal(name, value, f"in {interval}" if finite else f"a number in {interval}")
+        raise _refusal(name, value, f"in {interval}" if finite else f"a number in {interval}", at=at)
 
 
-def _refusal(name: str, value: Any, wanted: str, where: str = "") -> RequestError:
-    return RequestError(f"{name} must be {wanted}; got {where}{_shown(value)}", param=name)
+def _refusal(name: str, value: Any, wanted: str, where: str = "", at: str = "") -> RequestError:
+    return RequestError(f"{name}{at} must be {wanted}; got {where}{_shown(value)}", param=name)
 
 
 def _shown(value: Any) -> str:

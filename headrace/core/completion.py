@@ -154,5 +154,6 @@ def _fail_requests(
             news += request.chooser.end(lifecycle, FinishReason.ERROR, message)
         else:
             item = EngineCoreOutput(request.parent_id, request.child_index)
+            item.refusal = output.refusals.get(request.request_id)
             finish(lifecycle, request, item, FinishReason.ERROR, message=message)
             news.append(item)

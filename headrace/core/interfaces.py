@@ -140,12 +140,13 @@ class Advance(NamedTuple):
 
     forced: tokens that must come next and may be committed at once; possibly none.
     is_complete: the text is whole and nothing can follow: the request is to end.
-    violation: why the tokens broke the constraint, or None. It cannot happen while masks are applied.
+    violation: why the answer must end with an error, or None: the tokens broke the constraint, which cannot happen
+        while masks are applied; or, as a GrammarError, the constraint is too complex to be followed any further.
     """
 
     forced: list[int] = []
     is_complete: bool = False
-    violation: str | None = None
+    violation: str | GrammarError | None = None
 
 
 @dataclass(frozen=True, slots=True)

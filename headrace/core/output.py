@@ -102,6 +102,20 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     rank: int
 
 
+class ErrorKind(msgspec.Struct, array_like=True, frozen=True):
+    """Which typed error of ``headrace.errors`` a refusal is; the message stands beside it."""
+
+    kind: str
+    param: str | None = None
+    code: str | None = None
+
+
+NO_TOKEN_LEFT = (
+    "no token may be sampled: bad_words, min_tokens, allowed_token_ids and the grammar forbid all of them"
+)
+NO_TOKEN_KIND = ErrorKind("RequestError", None, "no_token_allowed")
+
+
 class ModelRunnerOutput(msgspec.Struct):
     """What one step produced.
 
@@ -110,6 +124,7 @@ class ModelRunnerOutput(msgspec.Struct):
     logprobs: {request id: one entry per sampled token}.
     prompt_logprobs: {request id: entries for prompt tokens whose logits this step computed, in order}.
     errors: {request id: message} of requests whose step failed (logits not finite, say); others are unharmed.
+    refusals: {request id: kind} of those errors that are the request's own fault: it forbids every token.
     elapsed_ms: time of the step on the device, for the cost model; 0 when not measured.
     """
 
@@ -119,6 +134,7 @@ class ModelRunnerOutput(msgspec.Struct):
     logprobs: dict[str, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
     errors: dict[str, str] = {}
+    refusals: dict[str, ErrorKind] = {}
     elapsed_ms: float = 0.0
 
 
@@ -142,19 +158,12 @@ class EngineCoreRequest(msgspec.Struct):
     constraint: Constraint | None = None
 
 
-class ErrorKind(msgspec.Struct, array_like=True):
-    """Which typed error of ``headrace.errors`` a refusal is; the message stands beside it."""
-
-    kind: str
-    param: str | None = None
-    code: str | None = None
-
-
 class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     """News of one sequence. With n > 1 ``child_index`` tells the answers of one request apart.
 
     finish_reason: a ``FinishReason`` value, or None while it runs.
-    refusal: with reason "error", when the request was found wrong before it ran (a grammar that does not compile).
+    refusal: with reason "error", when the request itself is wrong: a grammar that does not compile, or one that leaves
+        no token beside those that the request forbids.
     timeline: given once, with the finish.
     """
 

@@ -33,8 +33,8 @@ class Answer:
     timeline: given by the core with its last news; a stop string finishes the answer before that.
 
     Args:
-        constraint: what the text must be. A text that ends is called "stop" only when it is that; and where the
-            grammar knows the end (JSON, choices) stop strings are text like any other.
+        constraint: what the text must be. A text that ends is called "stop" only when it is that. Where it may not end,
+            and always where the grammar knows the end (JSON, choices), stop strings are text like any other.
         checks: of such texts.
     """
 
@@ -92,6 +92,7 @@ class Answer:
                 stop=params.stop_strings if ends_by_stop else [],
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
+                may_end=None if self._check is None else self._check.end_finder().is_whole,
             )
 
     def take(self, news: EngineCoreOutput) -> bool:
@@ -109,10 +110,10 @@ class Answer:
             self.finish_reason, self.stop_reason = news.finish_reason, news.stop_reason
             self.error = news.message
         if self.finish_reason == "stop" and self._check is not None:
-            self._check_whole(self._check, is_stopped)
+            self._check_whole(self._check)
         return is_stopped and news.finish_reason is None
 
-    def _check_whole(self, check: AnswerCheck, is_stopped: bool) -> None:
+    def _check_whole(self, check: AnswerCheck) -> None:
         """An answer that ended is an error if it is not what was asked for."""
         if self._detokenizer is None:
             return  # token ids only; the matcher has followed them
@@ -123,12 +124,9 @@ class Answer:
         if problem is None:
             return
         self.finish_reason = "error"
-        if is_stopped:
-            self.error = f"a stop string ended the answer where its constraint does not let it end: {problem}"
-        else:
-            self.error = f"the answer is not what its constraint asks for: {problem}"
-            assert self._checks is not None
-            self._checks.num_violations += 1
+        self.error = f"the answer is not what its constraint asks for: {problem}"
+        assert self._checks is not None
+        self._checks.num_violations += 1
 
     def _add_text(self, detokenizer: IncrementalDetokenizer, news: EngineCoreOutput) -> bool:
         """Decode the new tokens; True if a stop string ended the answer."""

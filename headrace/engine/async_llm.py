@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from headrace.config import EngineConfig
-from headrace.core.output import EngineCoreOutput, EngineCoreRequest
+from headrace.core.output import EngineCoreOutput, EngineCoreRequest, ErrorKind
 from headrace.core.timeline import Timeline
 from headrace.engine.client import EngineCoreClient, refusal_error
 from headrace.engine.front_end import FrontEnd
@@ -303,8 +303,7 @@ class AsyncLLM:
         assert self._front_end is not None
         for item in news.outputs:
             if item.refusal is not None:
-                kind, param, code = item.refusal.kind, item.refusal.param, item.refusal.code
-                self.on_refusal(Refusal(item.request_id, kind, item.message or "", param, code))
+                self._refuse(item, item.refusal)
         processed = self._front_end.outputs.process(news.outputs)
         self.metrics.num_invalid_answers = self._front_end.outputs.num_violations
         live = self._live
@@ -319,6 +318,13 @@ class AsyncLLM:
             if request_id in live:
                 live[request_id].stopped.add(child)
                 self._client.abort_child(request_id, child)
+
+    def _refuse(self, item: EngineCoreOutput, why: ErrorKind) -> None:
+        """One answer showed that its request is wrong: the others of it end, too."""
+        live = self._live.get(item.request_id)
+        self.on_refusal(Refusal(item.request_id, why.kind, item.message or "", why.param, why.code))
+        if live is not None and len(live.running) > 1:
+            self._client.abort_requests([item.request_id])
 
     def on_refusal(self, refusal: Refusal) -> None:
         """The core did not take a request; its whole batch fails."""

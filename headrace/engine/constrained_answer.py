@@ -77,7 +77,7 @@ class ConstrainedAnswer:
             if text_ids and not self._matcher.accept(text_ids):
                 return Advance(violation="a token was sampled that the constraint forbids")
         except GrammarError as error:
-            return Advance(violation=error.message)
+            return Advance(violation=error)
         if is_stopped and not self._matcher.is_finished():
             return Advance(violation="the answer ended where the constraint does not allow it")
         if self._forced:
@@ -131,6 +131,30 @@ class ConstrainedAnswer:
         words[:] = self._mask
         if self._is_end_allowed:
             self.request.stop_token_ids = self._ends
+
+
+def first_token_error(request: Request, grammar: CompiledGrammar) -> GrammarError | None:
+    """The refusal of a request that forbids every token with which its constraint lets the answer begin."""
+    params = request.sampling_params
+    banned = [word[0] for word in params.bad_word_ids or () if len(word) == 1]
+    if params.allowed_token_ids is None and not banned:
+        return None
+    mask = grammar.first_mask.copy()
+    if grammar.matcher.is_finished():
+        _set_bits(mask, request.stop_token_ids)
+    if params.allowed_token_ids is not None:
+        allowed = np.zeros_like(mask)
+        _set_bits(allowed, params.allowed_token_ids)
+        mask &= allowed
+    _clear_bits(mask, banned)
+    if mask.any():
+        return None
+    name = "bad_words" if params.allowed_token_ids is None else "allowed_token_ids"
+    return GrammarError(
+        f"{name} leaves none of the tokens with which structured_outputs lets the answer begin: loosen one of them",
+        param=name,
+        code="no_token_allowed",
+    )
 
 
 def _set_bits(words: np.ndarray, tokens: Iterable[int]) -> None:

@@ -38,9 +38,17 @@ class ConstrainedSteps:
 
     def _refuse(self, request: Request, error: GrammarError) -> EngineCoreOutput:
         item = EngineCoreOutput(request.parent_id, request.child_index)
-        item.refusal = ErrorKind(type(error).__name__, error.param, error.code)
-        self._finish(request, item, FinishReason.ERROR, error.message)
+        self._spoil(item, error)
+        self._finish(request, item, FinishReason.ERROR, item.message)
         return item
+
+    def _spoil(self, item: EngineCoreOutput, problem: str | GrammarError) -> None:
+        """Let ``item`` end its answer with an error: the request's own, or ours."""
+        if isinstance(problem, GrammarError):
+            item.refusal = ErrorKind(type(problem).__name__, problem.param, problem.code)
+        else:
+            self.num_violations += 1
+        item.finish_reason, item.message = FinishReason.ERROR.value, str(problem)
 
     def advance(self, news: list[EngineCoreOutput], find: FindRequest) -> list[EngineCoreOutput]:
         """Matchers follow committed tokens, here and nowhere else. Further news, to be told after these."""
@@ -49,8 +57,7 @@ class ConstrainedSteps:
             request = find(item)
             advance = self._source.accept(request, item.new_token_ids) if item.new_token_ids else None
             if advance is not None and advance.violation is not None and request.is_finished:
-                self.num_violations += 1
-                item.finish_reason, item.message = FinishReason.ERROR.value, advance.violation
+                self._spoil(item, advance.violation)
             elif advance is not None:
                 self._apply(request, advance, more)
             if request.is_finished:
@@ -73,12 +80,11 @@ class ConstrainedSteps:
             assert next_advance is not None
             advance = next_advance
         if advance.violation is not None and request.is_finished:  # by the forced tokens that were told last
-            self.num_violations += 1
-            news[-1].finish_reason, news[-1].message = FinishReason.ERROR.value, advance.violation
+            self._spoil(news[-1], advance.violation)
         elif advance.violation is not None:
-            self.num_violations += 1
             item = EngineCoreOutput(request.parent_id, request.child_index)
-            self._finish(request, item, FinishReason.ERROR, advance.violation)
+            self._spoil(item, advance.violation)
+            self._finish(request, item, FinishReason.ERROR, item.message)
             news.append(item)
         elif advance.is_complete and not request.is_finished:
             item = EngineCoreOutput(request.parent_id, request.child_index)

@@ -12,7 +12,7 @@ from headrace.core.interfaces import Advance
 from headrace.core.output import SchedulerOutput
 from headrace.core.request import Request
 from headrace.core.token_mask import TokenMask
-from headrace.engine.constrained_answer import ConstrainedAnswer
+from headrace.engine.constrained_answer import ConstrainedAnswer, first_token_error
 from headrace.errors import GrammarError
 from headrace.grammar.base import TokenVocabulary
 from headrace.grammar.compiler import GrammarCompiler, PendingGrammar
@@ -61,7 +61,7 @@ class Constraints:
         """Requests whose grammar is there."""
         ready = []
         for request, pending in list(self._pending.values()) if self._pending else ():
-            if pending.is_done() and pending.future.exception() is None:
+            if pending.is_done() and self._failure(request, pending) is None:
                 del self._pending[request.request_id]
                 grammar = pending.result()
                 answer = ConstrainedAnswer(request, grammar, self.compiler.vocabulary, self.jump_forward)
@@ -70,20 +70,20 @@ class Constraints:
         return ready
 
     def take_failures(self) -> list[tuple[Request, GrammarError]]:
-        """Requests whose grammar could not be compiled, or not in time."""
+        """Requests whose grammar could not be compiled, or not in time, or leaves them no first token."""
         failures = []
         for request, pending in list(self._pending.values()) if self._pending else ():
-            error = self._failure(pending)
+            error = self._failure(request, pending)
             if error is not None:
                 del self._pending[request.request_id]
                 failures.append((request, error))
         return failures
 
-    def _failure(self, pending: PendingGrammar) -> GrammarError | None:
+    def _failure(self, request: Request, pending: PendingGrammar) -> GrammarError | None:
         if pending.is_done():
             error = pending.future.exception()
             assert error is None or isinstance(error, GrammarError)
-            return error
+            return error or first_token_error(request, pending.result())
         if time.monotonic() - pending.since <= self._max_compile_s:
             return None
         kind = pending.constraint.kind

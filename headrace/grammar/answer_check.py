@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -43,6 +44,10 @@ class AnswerCheck:
     def is_self_ending(self) -> bool:
         """True if the grammar knows where the answer ends, so that stop strings have nothing to say."""
         return self._constraint.kind in ("json", "json_object", "choice")
+
+    def end_finder(self) -> EndFinder:
+        """Tells, for one answer, where it may end."""
+        return EndFinder(lambda: None if self._byte_matcher is None else self._byte_matcher.copy())
 
     def problem(self, text: str) -> str | None:
         """Why ``text`` is not what was asked for, or None. Raises nothing: what cannot be checked is a problem."""
@@ -97,6 +102,41 @@ class AnswerCheck:
             return load_backend("llguidance", vocabulary).compile(self._constraint).matcher
         except GrammarError:
             return None
+
+
+class EndFinder:
+    """Whether beginnings of one answer's text are whole texts. Each costs what it differs from the one before.
+
+    Args:
+        new_matcher: makes a matcher over bytes, at the beginning; None if there is no grammar to ask. Called once.
+    """
+
+    def __init__(self, new_matcher: Callable[[], GrammarMatcher | None]) -> None:
+        self._new_matcher = new_matcher
+        self._matcher: GrammarMatcher | None = None
+        self._num_bytes: int | None = None
+
+    def is_whole(self, text: str) -> bool:
+        """True if the answer may end after ``text``, which is longer or shorter than the last one."""
+        if self._num_bytes is None:
+            self._matcher, self._num_bytes = self._new_matcher(), 0
+        if self._matcher is None:
+            return False
+        data, num_before = text.encode(), self._num_bytes
+        self._num_bytes = len(data)
+        if len(data) < num_before:
+            self._matcher.rollback(num_before - len(data))
+        elif len(data) > num_before and not _accepts(self._matcher, data[num_before:]):
+            self._matcher = None
+            return False
+        return self._matcher.is_finished()
+
+
+def _accepts(matcher: GrammarMatcher, data: bytes) -> bool:
+    try:
+        return matcher.accept(list(data))
+    except GrammarError:
+        return False
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

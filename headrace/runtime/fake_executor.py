@@ -12,7 +12,15 @@ import numpy as np
 
 from headrace.core.interfaces import Clock
 from headrace.core.kv_cache_spec import KVCacheSpec
-from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
+from headrace.core.output import (
+    NO_TOKEN_KIND,
+    NO_TOKEN_LEFT,
+    ErrorKind,
+    ModelRunnerOutput,
+    NewRequest,
+    SchedulerOutput,
+    TokenLogprobs,
+)
 from headrace.core.token_mask import TokenMask
 from headrace.errors import EngineDeadError, RequestError
 from headrace.runtime.fake_kv_cache import FakeKVCache, FakeSequence, hash_token
@@ -241,6 +249,8 @@ class FakeExecutor:
                 token = self._pick(request, masks.get(row))
             except RequestError as error:
                 output.errors[request.request_id] = str(error)
+                if error.code is not None:
+                    output.refusals[request.request_id] = ErrorKind("RequestError", error.param, error.code)
                 request.append([0])  # a step that ran ahead reads some token here; it is discarded
                 continue
             output.request_ids.append(request.request_id)
@@ -260,12 +270,15 @@ class FakeExecutor:
             token = hash_token(last_hash, request.child_index) % self._vocab_size
         if mask_row is None:
             return token
-        bits = np.unpackbits(np.asarray(mask_row, np.uint32).view(np.uint8), bitorder="little")[
-            : self._vocab_size
-        ]
-        allowed = np.flatnonzero(bits)
+        bits = np.unpackbits(np.asarray(mask_row, np.uint32).view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits[: self._vocab_size])
+        params = request.params
+        if params.allowed_token_ids is not None:
+            allowed = np.intersect1d(allowed, params.allowed_token_ids)
+        banned = [word[0] for word in params.bad_word_ids or [] if len(word) == 1]
+        allowed = np.setdiff1d(allowed, banned)
         if not len(allowed):
-            raise RequestError("the grammar mask allows no token")
+            raise RequestError(NO_TOKEN_LEFT, code=NO_TOKEN_KIND.code)
         return int(allowed[np.searchsorted(allowed, token) % len(allowed)])
 
 

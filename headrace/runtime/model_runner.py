@@ -11,7 +11,13 @@ import torch
 
 from headrace.attention.base import AttentionBackend
 from headrace.attention.metadata import ForwardBatch
-from headrace.core.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from headrace.core.output import (
+    NO_TOKEN_KIND,
+    NO_TOKEN_LEFT,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenLogprobs,
+)
 from headrace.core.token_mask import TokenMask
 from headrace.kernels.reference import sampling as reference_sampling
 from headrace.runtime.input_batch import InputBatchBuilder
@@ -61,7 +67,7 @@ class PendingOutput:
         best_logits = self.sampled.best_logits.numpy()
         if not np.isfinite(best_logits).all():
             for row in np.flatnonzero(~np.isfinite(best_logits)).tolist():
-                self.errors.setdefault(self.request_ids[row], _why_broken(float(best_logits[row])))
+                self._fail(output, self.request_ids[row], float(best_logits[row]))
         good = [name not in self.errors for name in self.request_ids] if self.errors else None
         pairs = zip(self.request_ids, tokens, strict=True)
         kept = (
@@ -77,6 +83,16 @@ class PendingOutput:
                 if good is None or good[row]:
                     output.logprobs[self.request_ids[row]] = [entry]
         return output
+
+    def _fail(self, output: ModelRunnerOutput, request_id: str, best_logit: float) -> None:
+        """A request whose best logit is no number: it forbids every token, or something is broken."""
+        message = (
+            f"the model's logits are not finite (the largest is {best_logit}); the weights or the KV cache are "
+            "broken"
+        )
+        if best_logit == -np.inf and request_id not in self.errors:
+            message, output.refusals[request_id] = NO_TOKEN_LEFT, NO_TOKEN_KIND
+        self.errors.setdefault(request_id, message)
 
 
 class ModelRunner:
@@ -211,9 +227,3 @@ class ModelRunner:
                 found += compute_logprobs(logits, tokens, [num_top] * count, self._kernels).to_host()
             entries[span.request.request_id] = found
         return entries
-
-
-def _why_broken(best_logit: float) -> str:
-    if best_logit == -np.inf:
-        return "no token may be sampled: bad_words, min_tokens, allowed_token_ids and the grammar forbid all of them"
-    return f"the model's logits are not finite (the largest is {best_logit}); the weights or the KV cache are broken"

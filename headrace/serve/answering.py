@@ -14,7 +14,7 @@ from headrace.engine.output_processor import RequestOutputKind
 from headrace.outputs import RequestOutput
 from headrace.serve.connection import until_gone
 from headrace.serve.errors import ClientGone, api_error, json_response
-from headrace.serve.job import AnswerFormat, Job, end_of
+from headrace.serve.job import Job, end_of
 
 # A refusal by the engine core comes within a step or two and should be an HTTP status, not an event in a stream.
 _STATUS_WAIT_S = 2.0
@@ -53,7 +53,7 @@ async def answer(llm: AsyncLLM, job: Job) -> Response:
     except BaseException:
         mailbox.close()
         raise
-    return EventStream(mailbox, first, job.format)
+    return EventStream(mailbox, first, job)
 
 
 async def _gather(mailbox: Mailbox, num_prompts: int) -> list[RequestOutput]:
@@ -76,11 +76,12 @@ class EventStream(Response):
     """Writes a stream straight to the connection, all that is new in one piece. A client that reads slowly holds up
     only itself: what it does not take is merged in its mailbox."""
 
-    def __init__(self, mailbox: Mailbox, first: News, form: AnswerFormat) -> None:
+    def __init__(self, mailbox: Mailbox, first: News, job: Job) -> None:
         super().__init__()
         self._mailbox = mailbox
         self._first = first
-        self._format = form
+        self._format = job.format
+        self._names = job.names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything; return early if the client leaves."""
@@ -117,5 +118,5 @@ class EventStream(Response):
         except ClientGone:
             raise
         except Exception as error:
-            data += form.failure(api_error(error))
+            data += form.failure(self._names.rename(api_error(error)))
         await send({"type": "http.response.body", "body": data, "more_body": False})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -67,13 +69,40 @@ def decode_body(body: bytes, kind: type[T]) -> T:
     if not body.strip():
         raise ApiError(400, "the request body is empty; it must be a JSON object")
     try:
-        return msgspec.json.decode(body, type=kind)
+        decoded = msgspec.json.decode(body, type=kind)
+        refuse_repeated(body)
+        return decoded
     except msgspec.ValidationError as error:
         raise _explain(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the request body is not valid JSON: {error}", code="invalid_json") from None
+        problem = "it has a lone surrogate, which no text can hold" if _is_json(body) else str(error)
+        raise ApiError(400, f"the request body is not valid JSON: {problem}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the request body is nested too deeply to be read", code="invalid_json") from None
+
+
+def refuse_repeated(body: bytes) -> None:
+    """Raises ApiError 400 for an object that has a name twice: which value is meant cannot be known."""
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) != len(names):
+            name = next(name for index, name in enumerate(names) if name in names[:index])[:100]
+            raise ApiError(
+                400, f"an object of the body has the name {name!r} twice", param=name, code="repeated_field"
+            )
+
+    # Numbers are left as text: only names matter.
+    json.loads(body, object_pairs_hook=check, parse_int=str, parse_float=str)
+
+
+def _is_json(body: bytes) -> bool:
+    """True for what would be JSON if surrogates could stand alone, as Python's reader lets them."""
+    try:
+        json.loads(body, parse_int=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def decode_value(value: Any, kind: type[T], where: str) -> T:
@@ -92,7 +121,7 @@ def _explain(text: str, kind: type[msgspec.Struct], outer: str = "") -> ApiError
     param = re.split(r"[.\[]", path)[0] or None
     where = path or "the request body"
     if unknown := _UNKNOWN.fullmatch(text):
-        return _unknown_field(unknown[1], path, kind)
+        return _unknown_field(unknown[1], path, () if path else kind.__struct_fields__)
     if missing := _MISSING.fullmatch(text):
         return ApiError(
             400, f"{where} lacks the field {missing[1]!r}", param=missing[1], code="missing_field"
@@ -108,8 +137,16 @@ def _spell(kinds: str) -> str:
     return " or ".join(_WORDS.get(kind, kind) for kind in kinds.split(" | "))
 
 
-def _unknown_field(name: str, path: str, kind: type[msgspec.Struct]) -> ApiError:
-    near = [] if path else difflib.get_close_matches(name, kind.__struct_fields__, n=1, cutoff=0.6)
-    name = f"{path}.{name}" if path else name
+def refuse_unknown(value: Iterable[str], known: Iterable[str], where: str) -> None:
+    """For objects that no struct describes. Raises ApiError 400 for the first field that is not known."""
+    known = list(known)
+    for name in value:
+        if name not in known:
+            raise _unknown_field(name, where, known)
+
+
+def _unknown_field(name: str, path: str, known: Iterable[str]) -> ApiError:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else "; leave it out"
-    return ApiError(400, f"unknown field {name[:100]!r}{hint}", param=name[:100], code="unknown_field")
+    message = f"{path} has no field {name[:100]!r}{hint}" if path else f"unknown field {name[:100]!r}{hint}"
+    return ApiError(400, message, param=f"{path}.{name[:100]}" if path else name[:100], code="unknown_field")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.prompts import ParsedPrompt
-from headrace.serve.body import decode_body
+from headrace.serve.body import decode_body, refuse_unknown
 from headrace.serve.chat_plan import plan_chat
 from headrace.serve.context import ServerContext, tokenizer_of
 from headrace.serve.errors import ApiError, json_response
@@ -94,6 +94,8 @@ def ttl_of(control: Any) -> float:
     """Seconds that a ``cache_control`` object asks for. Raises ApiError 400."""
     ttl = control.get("ttl", "5m") if isinstance(control, dict) else None
     kind = control.get("type", "ephemeral") if isinstance(control, dict) else None
+    if isinstance(control, dict):
+        refuse_unknown(control, ("type", "ttl"), "cache_control")
     if kind != "ephemeral" or ttl not in TTLS_S:
         raise ApiError(
             400,

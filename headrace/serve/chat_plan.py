@@ -61,12 +61,13 @@ class ChatPlan:
         return with_tools_in_words(messages, tools, self.form, self.takes_system), None
 
     def adjust(self, params: SamplingParams, prompt: ParsedPrompt) -> None:
-        """Set what reading the answer needs, and what the answer may be. Raises ApiError 400, GrammarError."""
+        """Set what reading the answer needs, and what the answer may be. Raises ApiError 400, RequestError."""
         if self.keeps_special_tokens:
             params.skip_special_tokens = False
         thought = self.tags if self.tags is not None and self._starts_inside(self.tags, prompt) else None
         use = self.use if self._reads_calls else None
         params.structured_outputs = constrained_params(use, self.form, thought, params.structured_outputs)
+        params.verify()  # once more: what does not go with a constraint does not go with this one either
 
     @property
     def is_plain(self) -> bool:

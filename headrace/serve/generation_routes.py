@@ -21,10 +21,11 @@ from headrace.serve.chunk_format import ChunkFormat
 from headrace.serve.completion_format import CompletionFormat
 from headrace.serve.context import ServerContext, tokenizer_of
 from headrace.serve.errors import ApiError
+from headrace.serve.field_names import FieldNames
 from headrace.serve.job import AnswerFormat, Job
 from headrace.serve.prompts import chat_prompt, completion_prompts
 from headrace.serve.protocol import ChatRequest, CompletionRequest
-from headrace.serve.sampling import chat_params, completion_params
+from headrace.serve.sampling import chat_params, completion_params, field_names
 from headrace.serve.tools.schema_errors import tool_schema_error
 from headrace.serve.unsupported import refuse_unsupported
 
@@ -37,18 +38,20 @@ _LARGE_BODY_BYTES = 16384
 async def create_completion(context: ServerContext, request: Request, body: bytes) -> Response:
     """Complete one prompt or a batch."""
     wanted = decode_body(body, CompletionRequest)
+    names = field_names(wanted)
     model = await context.check_model(wanted.model)
-    refuse_unsupported(wanted)
-    params = completion_params(wanted)
-    front_end = await context.admit()
-    if len(body) > _LARGE_BODY_BYTES:
-        prompts = await asyncio.to_thread(completion_prompts, wanted, front_end)
-    else:
-        prompts = completion_prompts(wanted, front_end)
-    await pin_if_asked(context, wanted.cache_control, prompts)
-    form = CompletionFormat(wanted, model, front_end)
-    form.add_notes(await _constraint_notes(params, front_end, len(body)))
-    return await answer(context.llm, _job(context, wanted, prompts, params, form))
+    with names.spoken():
+        refuse_unsupported(wanted)
+        params = completion_params(wanted)
+        front_end = await context.admit()
+        if len(body) > _LARGE_BODY_BYTES:
+            prompts = await asyncio.to_thread(completion_prompts, wanted, front_end)
+        else:
+            prompts = completion_prompts(wanted, front_end)
+        await pin_if_asked(context, wanted.cache_control, prompts)
+        form = CompletionFormat(wanted, model, front_end)
+        form.add_notes(await _constraint_notes(params, front_end, len(body)))
+        return await answer(context.llm, _job(context, wanted, prompts, params, form, names))
 
 
 async def create_chat_completion(context: ServerContext, request: Request, body: bytes) -> Response:
@@ -57,35 +60,46 @@ async def create_chat_completion(context: ServerContext, request: Request, body:
 
 
 async def answer_chat(
-    context: ServerContext, wanted: ChatRequest, num_bytes: int, make_format: FormatMaker
+    context: ServerContext,
+    wanted: ChatRequest,
+    num_bytes: int,
+    make_format: FormatMaker,
+    api_names: FieldNames | None = None,
 ) -> Response:
     """Answer a conversation in the form of one of the APIs.
 
     Args:
         num_bytes: size of the request's body.
         make_format: the form, for this request.
+        api_names: what the API calls the fields of a chat request.
     """
+    names = field_names(wanted)
+    if api_names is not None:
+        names = names.then(api_names)
     model = await context.check_model(wanted.model)
-    refuse_unsupported(wanted)
-    params = chat_params(wanted)
-    front_end = await context.admit()
-    plan = plan_chat(wanted, tokenizer_of(front_end), context.config)
-    if num_bytes > _LARGE_BODY_BYTES:
-        prompt = await asyncio.to_thread(chat_prompt, wanted, front_end, plan)
-    else:
-        prompt = chat_prompt(wanted, front_end, plan)
-    plan.adjust(params, prompt)
-    await pin_if_asked(
-        context, control_in({"messages": wanted.messages, "cache_control": wanted.cache_control}), [prompt]
-    )
-    form = make_format(wanted, model, front_end, plan, prompt)
-    try:
+    with names.spoken():
+        refuse_unsupported(wanted)
+        params = chat_params(wanted)
+        front_end = await context.admit()
+        plan = plan_chat(wanted, tokenizer_of(front_end), context.config)
+        if num_bytes > _LARGE_BODY_BYTES:
+            prompt = await asyncio.to_thread(chat_prompt, wanted, front_end, plan)
+        else:
+            prompt = chat_prompt(wanted, front_end, plan)
         notes = await _constraint_notes(params, front_end, num_bytes)
+        plan.adjust(params, prompt)
+        await pin_if_asked(
+            context,
+            control_in({"messages": wanted.messages, "cache_control": wanted.cache_control}),
+            [prompt],
+        )
+        form = make_format(wanted, model, front_end, plan, prompt)
         if isinstance(form, ChunkFormat):
             form.add_notes(notes)
-        return await answer(context.llm, _job(context, wanted, [prompt], params, form))
-    except GrammarError as error:
-        raise tool_schema_error(error, plan.use) from None
+        try:
+            return await answer(context.llm, _job(context, wanted, [prompt], params, form, names))
+        except GrammarError as error:
+            raise tool_schema_error(error, plan.use) from None
 
 
 async def _constraint_notes(params: SamplingParams, front_end: FrontEnd, num_bytes: int) -> list[str]:
@@ -104,6 +118,7 @@ def _job(
     prompts: list[ParsedPrompt],
     params: SamplingParams,
     form: AnswerFormat,
+    names: FieldNames,
 ) -> Job:
     limits = context.llm.config.scheduler
     most = limits.max_seats + limits.max_waiting_requests
@@ -115,4 +130,4 @@ def _job(
             param="prompt",
         )
     has_no_limit = wanted.max_tokens is None and getattr(wanted, "max_completion_tokens", None) is None
-    return Job(prompts, params, form, bool(wanted.stream), has_no_limit, wanted.priority or 0)
+    return Job(prompts, params, form, bool(wanted.stream), has_no_limit, wanted.priority or 0, names)

@@ -10,6 +10,7 @@ from headrace.engine.prompts import ParsedPrompt
 from headrace.outputs import CompletionOutput, RequestOutput
 from headrace.sampling_params import SamplingParams
 from headrace.serve.errors import ApiError
+from headrace.serve.field_names import FieldNames
 
 
 class AnswerFormat(Protocol):
@@ -49,6 +50,7 @@ class Job:
     """One request: all prompts share the parameters.
 
     clamp_max_tokens: the client set no limit, so a default beyond the context is cut to it, not refused.
+    names: what the client calls the fields that errors speak of.
     """
 
     prompts: list[ParsedPrompt]
@@ -57,3 +59,4 @@ class Job:
     is_stream: bool
     clamp_max_tokens: bool
     priority: int
+    names: FieldNames

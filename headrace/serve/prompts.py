@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.prompts import ParsedPrompt
 from headrace.errors import RequestError
+from headrace.serve.body import refuse_unknown
 from headrace.serve.chat_plan import ChatPlan
 from headrace.serve.context import tokenizer_of
 from headrace.serve.errors import ApiError
@@ -22,6 +24,19 @@ _OWN_VARIABLES = (
     "documents",
     "add_generation_prompt",
     "continue_final_message",
+)
+# Those that change no prompt, and those that every template knows or that become text before it sees them.
+_MESSAGE_FIELDS = (
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "reasoning_content",
+    "refusal",
+    "annotations",
+    "cache_control",
+    "tool_parse_errors",
 )
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
@@ -101,7 +116,10 @@ def _template_variables(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked_messages(request: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The messages with known roles. A template that knows no developers gets their words as the system's."""
+    """The messages with known roles and fields. A template that knows no developers gets their words as the system's.
+
+    A role or field of another name is taken if the template speaks of it.
+    """
     source = request.chat_template or tokenizer.chat_template or ""
     messages = []
     for index, message in enumerate(request.messages or []):
@@ -112,9 +130,15 @@ def _checked_messages(request: ChatRequest | TokenizeRequest, tokenizer: Tokeniz
                 param="messages",
                 code="invalid_value",
             )
+        unread = [name for name, value in message.items() if value is not None and not _reads(source, name)]
+        refuse_unknown(unread, _MESSAGE_FIELDS, f"messages[{index}]")
         is_unknown = role == "developer" and "developer" not in source
         messages.append({**message, "role": "system"} if is_unknown else message)
     return messages
+
+
+def _reads(template: str, name: str) -> bool:
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
 def refuse_hopeless(text: str, front_end: FrontEnd) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 from headrace.sampling_params import MAX_LOGPROBS, SamplingParams
 from headrace.serve.errors import ApiError
+from headrace.serve.field_names import FieldNames
 from headrace.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from headrace.serve.structured import structured_params
+from headrace.serve.structured import constraint_names, structured_params
 
 _SAME_NAME = (
     "n",
@@ -35,12 +36,27 @@ _SAME_NAME = (
 _DEFAULT_COMPLETION_TOKENS = 16
 
 
+def field_names(request: GenerationRequest) -> FieldNames:
+    """What this request calls the fields of SamplingParams and of its prompt."""
+    names = {}
+    if request.best_of is not None and not request.use_beam_search:
+        names["n"] = "best_of"
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    params = {"prompt": "messages"} if isinstance(request, ChatRequest) else {}
+    return constraint_names(request).then(FieldNames(names, params))
+
+
 def completion_params(request: CompletionRequest) -> SamplingParams:
     """Parameters of a text completion. ``max_tokens`` 0 asks for the prompt alone: one token is computed, none given.
 
     Raises: RequestError, ApiError 400.
     """
     max_tokens = _DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    if max_tokens < 0:
+        raise ApiError(
+            400, f"max_tokens must be at least 0; got {max_tokens}", param="max_tokens", code="invalid_value"
+        )
     if max_tokens == 0 and request.min_tokens:
         raise ApiError(400, "min_tokens must not be above max_tokens, which is 0", param="min_tokens")
     fields: dict[str, Any] = {"max_tokens": max_tokens or 1}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from headrace.errors import RequestError
+from headrace.serve.body import refuse_unknown
 from headrace.serve.errors import ApiError
-from headrace.serve.protocol import GenerationRequest
+from headrace.serve.field_names import FieldNames
+from headrace.serve.protocol import ChatRequest, GenerationRequest
 from headrace.structured_outputs import KINDS, StructuredOutputsParams
 
-_FORMATS = "'text', 'json_object', 'json_schema' or 'structural_tag'"
 _GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -17,75 +18,110 @@ _GUIDED = {
     "guided_grammar": "grammar",
 }
 _OPTIONS = ("disable_any_whitespace", "backend")
+# The types of response_format, and what stands beside each.
+_FORMATS: dict[Any, tuple[str, ...]] = {
+    "text": (),
+    "json_object": (),
+    "json_schema": ("json_schema",),
+    "structural_tag": ("format", "structures", "triggers"),
+}
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def structured_params(request: GenerationRequest) -> StructuredOutputsParams | None:
-    """The constraint of a request, or None. Raises ApiError 400 naming the field at fault."""
-    found: list[tuple[str, dict[str, Any]]] = []
-    if request.response_format is not None:
-        fields = _from_format(request.response_format)
-        if fields is not None:
-            found.append(("response_format", fields))
-    if request.structured_outputs is not None:
-        fields = _from_structured(request.structured_outputs)
-        if fields is not None:
-            found.append(("structured_outputs", fields))
+    """The constraint of a request, or None. Raises ApiError 400, RequestError naming the field at fault."""
+    found = _constraints(request)
+    if len(found) > 1:
+        first, second = list(found)[:2]
+        raise _error(second, f"{first} and {second} both say what the answer must be: send one of them")
+    return StructuredOutputsParams(**next(iter(found.values()))) if found else None
+
+
+def constraint_names(request: GenerationRequest) -> FieldNames:
+    """What the client calls ``structured_outputs`` and its parts; ``param`` is the field of the request."""
+    top, kind, path = _spelling(request)
+    params = {f"structured_outputs.{part}": top for part in (*KINDS, *_OPTIONS)}
+    return FieldNames({"structured_outputs": top, f"structured_outputs.{kind}": path}, params)
+
+
+def _spelling(request: GenerationRequest) -> tuple[str, str, str]:
+    """(field of the request that holds its constraint, the constraint's kind, where in the request it stands)."""
+    for name, kind in _GUIDED.items():
+        if getattr(request, name) is not None:
+            return name, kind, name
+    form = request.response_format
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        return "response_format", "json", "response_format.json_schema.schema"
+    if isinstance(form, dict) and form.get("type") != "text":
+        return "response_format", "structural_tag", "response_format"
+    if request.structured_outputs is None and isinstance(request, ChatRequest) and request.tools:
+        return "tools", "structural_tag", "tools"
+    return "structured_outputs", "json", "structured_outputs.json"
+
+
+def _constraints(request: GenerationRequest) -> dict[str, dict[str, Any]]:
+    """{field of the request: what it asks for, as fields of StructuredOutputsParams}."""
+    found = {
+        "response_format": _from_format(request.response_format),
+        "structured_outputs": _from_structured(request.structured_outputs),
+    }
     for name, kind in _GUIDED.items():
         value = getattr(request, name)
-        if value is not None:
-            found.append((name, {kind: value}))
-    if len(found) > 1:
-        names = " and ".join(name for name, _ in found)
-        raise _error(found[1][0], f"{names} both say what the answer must be: send one of them")
-    if not found:
-        return None
-    name, fields = found[0]
-    try:
-        return StructuredOutputsParams(**fields)
-    except RequestError as error:
-        raise _error(name, f"{name}: {error.message}") from None
+        found[name] = None if value is None else {kind: value}
+    return {name: fields for name, fields in found.items() if fields is not None}
 
 
 def _from_format(value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
     if not isinstance(value, dict):
         raise _error("response_format", "response_format must be an object with a type")
     kind = value.get("type")
+    if not isinstance(kind, str) or kind not in _FORMATS:
+        known = ", ".join(map(repr, _FORMATS))
+        raise _error("response_format", f"response_format.type must be one of {known}; got {kind!r:.100}")
+    for name in (name for fields in _FORMATS.values() for name in fields):
+        if value.get(name) is not None and name not in _FORMATS[kind]:
+            raise _error(
+                "response_format", f"response_format.{name} says nothing beside type {kind!r}: leave it out"
+            )
+    refuse_unknown(
+        value, ("type", *(name for fields in _FORMATS.values() for name in fields)), "response_format"
+    )
     if kind == "text":
         return None
     if kind == "json_object":
         return {"json_object": True}
-    if kind == "structural_tag":
-        return {"structural_tag": value}
-    if kind == "json_schema":
-        return {"json": _schema_of(value)}
-    raise _error("response_format", f"response_format.type must be {_FORMATS}; got {kind!r:.100}")
+    return {"structural_tag": value} if kind == "structural_tag" else {"json": _schema_of(value)}
 
 
 def _schema_of(value: dict[str, Any]) -> Any:
     """The schema, strict or not: a schema is always kept."""
-    inner = value.get("json_schema")
-    if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict | bool):
+    inner, where = value.get("json_schema"), "response_format.json_schema"
+    if not isinstance(inner, dict):
+        raise _error("response_format", f"{where} must be an object with a name and a schema")
+    refuse_unknown(inner, ("name", "description", "schema", "strict"), where)
+    name, schema = inner.get("name"), inner.get("schema")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _error(
             "response_format",
-            "response_format.json_schema must be an object with a name and a schema, which is an object",
+            f"{where}.name must be 1 to 64 letters, digits, _ or - in ASCII; got {name!r:.100}",
         )
-    strict = inner.get("strict")
-    if strict is not None and not isinstance(strict, bool):
-        raise _error("response_format", "response_format.json_schema.strict must be true or false")
-    return inner["schema"]
+    if not isinstance(schema, dict | bool):
+        raise _error("response_format", f"{where}.schema must be a JSON Schema, which is an object")
+    for field, kind, words in (("strict", bool, "true or false"), ("description", str, "a string")):
+        if inner.get(field) is not None and not isinstance(inner[field], kind):
+            raise _error("response_format", f"{where}.{field} must be {words}")
+    return schema
 
 
 def _from_structured(value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
     if not isinstance(value, dict):
         raise _error("structured_outputs", "structured_outputs must be an object")
-    given = {name: item for name, item in value.items() if item is not None}
-    for name in given:
-        if name not in KINDS and name not in _OPTIONS:
-            known = ", ".join([*KINDS, *_OPTIONS])
-            raise _error(
-                "structured_outputs", f"structured_outputs has no field {name!r:.100}; known: {known}"
-            )
-    return given or None
+    refuse_unknown(value, (*KINDS, *_OPTIONS), "structured_outputs")
+    return {name: item for name, item in value.items() if item is not None} or None
 
 
 def _error(param: str, message: str) -> ApiError:

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.errors import RequestError
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_PART_FIELDS = ("type", "cache_control", "annotations", "logprobs", "prompt_cache_breakpoint")
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -53,13 +54,20 @@ def _join_parts(content: Any, where: str) -> str:
             texts.append(part)
             continue
         kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get(_TEXT_PARTS[kind]) if isinstance(kind, str) and kind in _TEXT_PARTS else None
+        field = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+        text = None if field is None else part.get(field)
         if not isinstance(text, str):
             raise RequestError(
                 f"{where}.content[{index}] is a part of type {kind!r}; this model takes text parts only "
                 '({"type": "text", "text": "…"})',
                 param="messages",
             )
+        for name in part:
+            if name not in (*_PART_FIELDS, field):
+                raise RequestError(
+                    f"{where}.content[{index}] has an unknown field {str(name)!r:.100}: leave it out",
+                    param="messages",
+                )
         texts.append(text)
     return "\n".join(texts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headrace.tokenizer.base import Tokenizer
 from headrace.tokenizer.stop_matcher import StopMatcher
@@ -36,8 +36,10 @@ class IncrementalDetokenizer:
         stop: Sequence[str] = (),
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
+        may_end: Callable[[str], bool] | None = None,
     ) -> None:
-        """``stop`` strings are looked for in the text of tokens after the first ``min_tokens``."""
+        """``stop`` strings are looked for in the text of tokens after the first ``min_tokens``. One is text like any
+        other where ``may_end`` says no to the text before it."""
         self.stop_reason: str | None = None
         self.num_tokens_used = 0
         self._bytes = tokenizer.byte_table(skip_special_tokens)
@@ -45,6 +47,7 @@ class IncrementalDetokenizer:
         self._matcher = StopMatcher(stop) if stop else None
         self._includes_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
+        self._may_end = may_end
         self._held = ""
         self._pieces: list[str] = []
         self._token_texts: list[str] = []
@@ -97,7 +100,7 @@ class IncrementalDetokenizer:
             self.num_tokens_used += 1
             self._token_texts.append(text)
             if text:
-                fresh += self._release(text)
+                fresh += self._release(text, fresh)
                 if self.stop_reason is not None:
                     break
         return self._give(fresh)
@@ -110,7 +113,7 @@ class IncrementalDetokenizer:
         rest = self._decoder.decode(b"", final=True)
         if rest and self._token_texts:
             self._token_texts[-1] += rest
-        fresh = self._release(rest) if rest else ""
+        fresh = self._release(rest, "") if rest else ""
         if self.stop_reason is None:
             fresh += self._held
             self._held = ""
@@ -121,19 +124,24 @@ class IncrementalDetokenizer:
             self._pieces.append(fresh)
         return fresh
 
-    def _release(self, text: str) -> str:
-        """Adds decoded text and takes away what is final; sets ``stop_reason`` when a stop string is complete."""
+    def _release(self, text: str, fresh: str) -> str:
+        """Adds decoded text and takes away what is final; sets ``stop_reason`` when a stop string is complete.
+
+        Args:
+            fresh: final text that is not in ``text`` yet.
+        """
         matcher = self._matcher
         if matcher is None or self.num_tokens_used <= self._min_tokens:
             return text
-        found = matcher.feed(text)
-        held = self._held + text
-        if found is None:
-            num_final = len(held) - matcher.depth
-            self._held = held[num_final:]
-            return held[:num_final]
-        end = len(self._held) + found[0]
-        start = end - found[1]
-        self.stop_reason = held[start:end]
-        self._held = ""
-        return held[: end if self._includes_stop else start]
+        held, num_fed = self._held + text, 0
+        while (found := matcher.feed(text[num_fed:])) is not None:
+            num_fed += found[0]
+            end = len(self._held) + num_fed
+            start = end - found[1]
+            if self._may_end is None or self._may_end(self.text + fresh + held[:start]):
+                self.stop_reason = held[start:end]
+                self._held = ""
+                return held[: end if self._includes_stop else start]
+        num_final = len(held) - matcher.depth
+        self._held = held[num_final:]
+        return held[:num_final]

@@ -65,7 +65,7 @@ def test_bodies_that_are_no_request(server: LaunchedServer, path: str, body: byt
         ("bad_words", "x"), ("stream", "yes"), ("stream", 1), ("prompt_logprobs", 99), ("priority", 5),
         ("priority", "high"), ("response_format", {"type": "yaml"}), ("response_format", "json"),
         ("guided_json", 5), ("guided_regex", ""), ("guided_choice", []), ("guided_grammar", {}),
-        ("structured_outputs", {"regexp": "a"}), ("structured_outputs", {"regex": "a", "choice": ["a"]}),
+        ("structured_outputs", {"regex": "a", "choice": ["a"]}),
         ("structured_outputs", "json"), ("structured_outputs", {"regex": "a", "backend": "x"}),
         ("early_stopping", True), ("length_penalty", 2), ("user_id", "x"),
     ],
@@ -116,7 +116,7 @@ def test_messages_of_no_known_form(server: LaunchedServer, messages: Any) -> Non
         ({"logprobs": 5}, "logprobs"), ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
-        ({"max_tokens": 0}, "max_tokens"), ({"max_completion_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"), ({"modalities": ["audio"]}, "modalities"),
@@ -125,7 +125,8 @@ def test_messages_of_no_known_form(server: LaunchedServer, messages: Any) -> Non
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"nonsense": 1}}, "stream_options.nonsense"),
         ({"prompt": "x"}, "prompt"), ({"chat_template": "{% if %}"}, None), ({"chat_template_kwargs": []}, None),
-        ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format.schema"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": "x"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}}, "response_format"),
@@ -264,10 +265,51 @@ def test_odd_characters_are_served(server: LaunchedServer, text: str) -> None:
     assert server.chat(f"x{text}y", max_tokens=1).status_code == 200
 
 
-def test_special_tokens_in_logit_bias_and_duplicate_keys(server: LaunchedServer) -> None:
+def test_special_tokens_in_logit_bias(server: LaunchedServer) -> None:
     assert server.complete("Hi", max_tokens=1, logit_bias={"0": -100, "49151": 100}).status_code == 200
-    last_wins = post(server, COMPLETIONS, b'{"prompt": "Hi", "max_tokens": "x", "max_tokens": 2}')
-    refused(last_wins, param="max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [(b'{"prompt": "Hi", "max_tokens": 3, "max_tokens": 2}', "max_tokens"),
+     (b'{"prompt": "Hi", "logit_bias": {"5": 100, "5": -100}}', "5"),
+     (b'{"prompt": "Hi", "logit_bias": {"5": 100, "05": -100}}', "logit_bias"),
+     (b'{"prompt": "Hi", "guided_json": {"properties": {"a": {}, "b": {}, "a": false}}}', "a"),
+     (b'{"prompt": "Hi", "user": {"a": 1, "\\u0061": 2}}', "a")],
+)  # fmt: skip
+def test_what_is_said_twice_is_refused(server: LaunchedServer, body: bytes, param: str) -> None:
+    assert "twice" in refused(post(server, COMPLETIONS, body), param=param)["message"]
+
+
+def test_a_name_may_stand_in_many_objects(server: LaunchedServer) -> None:
+    body = b'{"prompt": "Hi", "max_tokens": 1, "user": [{"a": 1}, {"a": 2}, {"a": {"a": 1}}]}'
+    assert post(server, COMPLETIONS, body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_tokens": -1}, "max_tokens must be at least 0; got -1"),
+        ({"max_tokens": 10**12}, "max_tokens must be at most"),
+        ({"max_tokens": 4, "min_tokens": 9}, "min_tokens must not be above max_tokens, which is 4; got 9"),
+        ({"logit_bias": {"7": 1, "5": 101}}, "logit_bias[5] must be in [-100, 100]; got 101"),
+        ({"best_of": 1000}, "best_of must be in [1, 128]; got 1000"),
+        ({"use_beam_search": True, "guided_regex": "a"}, "guided_regex is given, but beam search"),
+        ({"use_beam_search": True, "logit_bias": {"5": 1}}, "logit_bias is given, but beam search"),
+        ({"use_beam_search": True, "top_p": 0.5}, "leave top_p at 1"),
+    ],
+    ids=str,
+)
+def test_messages_say_what_is_wrong(server: LaunchedServer, fields: dict[str, Any], words: str) -> None:
+    message = refused(server.complete("Hi", **fields))["message"]
+    assert words in message and "(" not in message
+
+
+def test_lone_surrogates_and_cut_bodies_are_told_apart(server: LaunchedServer) -> None:
+    for text in ("\\ud800", "a\\udbff", "\\udc00b", "\\ud83d x"):
+        body = b'{"prompt": "%s"}' % text.encode()
+        assert "lone surrogate" in refused(post(server, COMPLETIONS, body))["message"]
+    assert "truncated" in refused(post(server, COMPLETIONS, b'{"prompt": "x'))["message"]
 
 
 @pytest.mark.parametrize("tokens", [["x"], "x", None, [1.5], [-5], [10_000_000], [[1]], [True], {}])

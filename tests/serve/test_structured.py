@@ -112,13 +112,96 @@ def test_stop_strings_do_not_cut_json(masked: LaunchedServer, stop: str) -> None
     assert is_small(text) and reason == "stop"
 
 
-def test_a_stop_string_ends_other_text_where_it_may_end_and_is_an_error_elsewhere(
-    masked: LaunchedServer,
+@pytest.mark.parametrize(
+    ("fields", "stop", "wanted"),
+    [
+        ({"guided_regex": "ab{2}cd"}, ["cd"], "abbcd"),
+        ({"guided_regex": "ab{2}(cde){3}"}, ["cd", "e"], "abbcdecdecde"),
+        ({"guided_regex": "ab{2}(cd)?"}, ["cd"], "abb"),
+        ({"guided_regex": "x(ab){2}y|x(ab){2}yz"}, ["b", "z", "ba"], "xababy"),
+        ({"guided_grammar": 'start: "(" "a" ")"'}, [")"], "(a)"),
+    ],
+    ids=str,
+)
+def test_a_stop_string_ends_other_text_only_where_it_may_end(
+    masked: LaunchedServer, fields: dict[str, Any], stop: list[str], wanted: str
 ) -> None:
-    answer = masked.chat("Go.", max_tokens=60, guided_regex="ab{2}cd", stop=["cd"])
-    assert answer.status_code == 500 and "stop string" in answer.json()["error"]["message"]
-    text, reason = chat_text(masked.chat("Go.", max_tokens=60, guided_regex="ab{2}(cd)?", stop=["cd"]))
-    assert (text, reason) == ("abb", "stop")
+    body = {"max_tokens": 60, "stop": stop, **fields}
+    texts = {chat_text(masked.chat(f"Go {number}.", **body)) for number in range(4)}
+    assert texts == {(wanted, "stop")}
+    messages = [{"role": "user", "content": "Go."}]
+    choices = [
+        event["choices"][0] for event in masked.stream("/v1/chat/completions", messages=messages, **body)
+    ]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == wanted
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "[a-z]+", "allowed_token_ids": [33]}, "allowed_token_ids"),
+        ({"guided_json": SMALL, "allowed_token_ids": [0, 1, 2]}, "allowed_token_ids"),
+        ({"guided_regex": "(a|b)(a|b)[0-9]", "allowed_token_ids": [81, 82]}, None),
+        ({"guided_choice": ["a"], "bad_words": ["a"]}, "bad_words"),
+        ({"guided_regex": "(a|b)(c|d)", "bad_words": ["c", "d", "ac", "ad", "bc", "bd"]}, None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_tokens_that_contradict_the_constraint_are_the_clients_mistake(
+    masked: LaunchedServer, fields: dict[str, Any], param: str | None, is_stream: bool, n: int
+) -> None:
+    answer = masked.chat("Go.", max_tokens=60, stream=is_stream, n=n, **fields)
+    if answer.status_code == 200:  # it began before the dead end, and may have been cut before it
+        events = [json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: {")]
+        (error,) = [event["error"] for event in events if "error" in event] if is_stream else [None]
+        assert "[DONE]" not in answer.text
+    else:
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error" and error["code"] == "no_token_allowed", error
+    assert error["param"] == param
+    masked.wait_metric("num_requests_running", 0)
+
+
+def test_words_and_tokens_may_be_forbidden_where_enough_is_left(masked: LaunchedServer) -> None:
+    assert chat_text(masked.chat("Go.", max_tokens=9, guided_choice=["a", "b"], bad_words=["a"]))[0] == "b"
+    body = {"max_tokens": 9, "guided_choice": ["yes", "no"], "allowed_token_ids": [10407]}
+    assert chat_text(masked.chat("Go.", **body)) == ("yes", "stop")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=str)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("response_format", JSON_FIELDS[0]["response_format"]), ("response_format", {"type": "json_object"}),
+     ("structured_outputs", {"regex": "a"}), ("guided_choice", ["a"]), ("guided_grammar", 'start: "a"')],
+)  # fmt: skip
+def test_a_text_and_a_call_cannot_both_be_asked_for(
+    masked: LaunchedServer, choice: Any, field: str, value: Any
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": SMALL}}
+    answer = masked.chat("Go.", tools=[tool], tool_choice=choice, **{field: value})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == field and field in error["message"] and "tool_choice" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [*[(fields, next(iter(fields))) for fields in JSON_FIELDS], ({"guided_regex": "a*"}, "guided_regex"),
+     ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tools")],
+    ids=str,
+)  # fmt: skip
+def test_min_tokens_and_beams_do_not_go_with_a_constraint(
+    masked: LaunchedServer, fields: dict[str, Any], name: str
+) -> None:
+    for more, param in (({"min_tokens": 3}, "min_tokens"), ({"use_beam_search": True}, name)):
+        answer = masked.chat("Go.", max_tokens=60, **more, **fields)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["param"] == param and name in error["message"], error
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])

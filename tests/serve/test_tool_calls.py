@@ -237,7 +237,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
-    ({"tools": TOOLS, "guided_grammar": 'start: "x"'}, "structured_outputs"),
+    ({"tools": TOOLS, "guided_grammar": 'start: "x"'}, "guided_grammar"),
     ({"tools": [CLOCK], "tool_choice": "required", "chat_template": "{{ tools }}<start_function_call>"}, "tool_choice"),
     ({"tools": TOOLS, "chat_template": "{{ tools }}{{ messages }}"}, "tools"),
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from headrace.serve.errors import ApiError
+from headrace.serve.field_names import FieldNames
 from headrace.serve.messages.protocol import (
     Block,
     CountRequest,
@@ -18,6 +19,16 @@ from headrace.serve.messages.protocol import (
     ToolUseBlock,
 )
 from headrace.serve.protocol import ChatRequest
+
+# What the fields of a chat request are called here.
+NAMES = FieldNames(
+    {
+        "stop": "stop_sequences",
+        "tools[*].function.parameters": "tools[*].input_schema",
+        "tools[*].function": "tools[*]",
+    },
+    {"chat_template_kwargs": "thinking", "parallel_tool_calls": "tool_choice"},
+)
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

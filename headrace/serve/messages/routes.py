@@ -16,7 +16,7 @@ from headrace.serve.chat_plan import ChatPlan, plan_chat
 from headrace.serve.context import ServerContext, tokenizer_of
 from headrace.serve.errors import ApiError, json_response
 from headrace.serve.generation_routes import answer_chat
-from headrace.serve.messages.convert import chat_request, conversation
+from headrace.serve.messages.convert import NAMES, chat_request, conversation
 from headrace.serve.messages.format import MessagesFormat
 from headrace.serve.messages.protocol import CountRequest, MessagesRequest
 from headrace.serve.prompts import chat_prompt
@@ -27,7 +27,7 @@ async def create_message(context: ServerContext, request: Request, body: bytes) 
     """Answer a conversation."""
     wanted = chat_request(decode_body(body, MessagesRequest))
     wanted.cache_control = control_in(msgspec.json.decode(body))
-    return await answer_chat(context, wanted, len(body), _make_format)
+    return await answer_chat(context, wanted, len(body), _make_format, NAMES)
 
 
 def _make_format(
@@ -46,6 +46,7 @@ async def count_tokens(context: ServerContext, request: Request, body: bytes) ->
     wanted = conversation(decode_body(body, CountRequest))
     await context.check_model(wanted.model)
     front_end = await context.llm.front_end()
-    plan = plan_chat(wanted, tokenizer_of(front_end), context.config)
-    prompt = await asyncio.to_thread(chat_prompt, wanted, front_end, plan)
+    with NAMES.spoken():
+        plan = plan_chat(wanted, tokenizer_of(front_end), context.config)
+        prompt = await asyncio.to_thread(chat_prompt, wanted, front_end, plan)
     return json_response({"input_tokens": len(prompt.token_ids or [])})

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headrace.serve.body import decode_value
 from headrace.serve.errors import ApiError
+from headrace.serve.field_names import FieldNames
 from headrace.serve.protocol import ChatRequest
 from headrace.serve.responses.items import messages_of
-from headrace.serve.responses.protocol import FunctionTool, ResponsesRequest
+from headrace.serve.responses.protocol import AllowedTools, FunctionTool, NamedTool, ResponsesRequest
 
 _Check = Callable[[Any], bool]
 _STATELESS = "this server keeps no responses: send the whole conversation as input"
@@ -29,6 +31,21 @@ _UNSUPPORTED: dict[str, tuple[_Check, str]] = {
         "this server has nothing to include but reasoning, which is always there",
     ),
 }
+
+
+# What the fields of a chat request are called here.
+NAMES = FieldNames(
+    {
+        "max_completion_tokens": "max_output_tokens",
+        "response_format.json_schema": "text.format",
+        "response_format": "text.format",
+        "verbosity": "text.verbosity",
+        "tools[*].function": "tools[*]",
+        "messages[*].content": "input",
+        "messages[*]": "input",
+        "messages": "input",
+    }
+)
 
 
 def chat_request(request: ResponsesRequest) -> ChatRequest:
@@ -71,20 +88,26 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
 
 def _choice(choice: Any) -> Any:
     """Here a function is named beside its type, in chat inside an object of its own."""
-    if not isinstance(choice, dict):
+    if choice is None or choice in ("none", "auto", "required"):
         return choice
-    if choice.get("type") == "function":
-        return _named(choice)
-    if choice.get("type") == "allowed_tools":
-        names = choice.get("tools")
-        tools = [_named(tool) for tool in names] if isinstance(names, list) else names
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
-    return choice
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "function":
+        return _named(decode_value(choice, NamedTool, "tool_choice"))
+    if kind == "allowed_tools":
+        allowed = decode_value(choice, AllowedTools, "tool_choice")
+        tools = [_named(tool) for tool in allowed.tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": allowed.mode, "tools": tools}}
+    raise ApiError(
+        400,
+        "tool_choice must be 'none', 'auto', 'required', {'type': 'function', 'name': …} or {'type': 'allowed_tools', "
+        f"…}}; got {choice!r:.100}",
+        param="tool_choice",
+        code="invalid_value",
+    )
 
 
-def _named(choice: Any) -> Any:
-    name = choice.get("name") if isinstance(choice, dict) else None
-    return {"type": "function", "function": {"name": name}}
+def _named(choice: NamedTool) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": choice.name}}
 
 
 def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,7 +16,7 @@ Part = InputText | OutputText | Refusal
 class MessageItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A message of either side; ``type`` may be left out."""
 
-    role: str
+    role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
     type: str | None = None
     id: Any = None

@@ -50,6 +50,21 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     allowed_callers: Any = None
 
 
+class NamedTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A function by its name."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The functions that may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
 class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
     """What the text must be."""
 

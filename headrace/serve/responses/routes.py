@@ -12,7 +12,7 @@ from headrace.serve.chat_plan import ChatPlan
 from headrace.serve.context import ServerContext
 from headrace.serve.generation_routes import answer_chat
 from headrace.serve.protocol import ChatRequest
-from headrace.serve.responses.convert import chat_request
+from headrace.serve.responses.convert import NAMES, chat_request
 from headrace.serve.responses.format import ResponsesFormat
 from headrace.serve.responses.protocol import ResponsesRequest
 
@@ -26,4 +26,4 @@ async def create_response(context: ServerContext, request: Request, body: bytes)
     ) -> ResponsesFormat:
         return ResponsesFormat(wanted, model, front_end, plan, prompt)
 
-    return await answer_chat(context, chat_request(wanted), len(body), make_format)
+    return await answer_chat(context, chat_request(wanted), len(body), make_format, NAMES)

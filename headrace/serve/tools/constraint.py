@@ -37,6 +37,14 @@ def constrained_params(
     """
     if use is None and thought is None:
         return wanted
+    if wanted is not None and use is not None and use.mode == "required":
+        raise ApiError(
+            400,
+            "tool_choice asks for a call, which is then the whole answer, and structured_outputs says what its text "
+            "must be: send one of them",
+            param="structured_outputs",
+            code="invalid_value",
+        )
     text = None if wanted is None else _text_format(wanted)
     if use is not None and use.mode == "required":
         whole: Format | None = _calls(use, _frames(use, form))

@@ -17,7 +17,7 @@ def tool_schema_error(error: GrammarError, use: ToolUse | None) -> GrammarError:
         return error
     found = _PLACE.search(error.message)
     if found is None or int(found[1]) >= len(use.allowed):
-        return GrammarError(f"tools: {error.message}", param="tools", code=error.code)
+        return error  # of the text beside the calls
     index = list(use.tools).index(use.allowed[int(found[1])])
     path = f"tools[{index}].function.parameters"
     return GrammarError(_PLACE.sub(path, error.message, count=1), param="tools", code=error.code)

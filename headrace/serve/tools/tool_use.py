@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headrace.serve.body import refuse_unknown
 from headrace.serve.errors import ApiError
 
 MAX_TOOLS = 128
@@ -83,9 +84,11 @@ def _tool(tool: Any, where: str) -> FunctionTool:
         raise _error("tools", f"{where} must be an object")
     if tool.get("type") != "function":
         raise _error("tools", f"{where}.type is {tool.get('type')!r}; this server knows 'function' only")
+    refuse_unknown(tool, ("type", "function", "cache_control"), where)
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise _error("tools", f"{where}.function must be an object with a name")
+    refuse_unknown(function, ("name", "description", "parameters", "strict"), f"{where}.function")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _error(
@@ -125,7 +128,10 @@ def _choice(choice: Any, tools: Mapping[str, FunctionTool]) -> tuple[Mode, list[
     if isinstance(choice, Mapping) and choice.get("type") == "function":
         return "required", [_named(choice, tools)], True
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        refuse_unknown(choice, ("type", "allowed_tools"), "tool_choice")
         rules = choice.get("allowed_tools")
+        if isinstance(rules, Mapping):
+            refuse_unknown(rules, ("mode", "tools"), "tool_choice.allowed_tools")
         names = rules.get("tools") if isinstance(rules, Mapping) else None
         mode = rules.get("mode") if isinstance(rules, Mapping) else None
         if isinstance(names, list) and names and mode in ("auto", "required"):
@@ -136,8 +142,10 @@ def _choice(choice: Any, tools: Mapping[str, FunctionTool]) -> tuple[Mode, list[
 def _named(choice: Any, tools: Mapping[str, FunctionTool]) -> FunctionTool:
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not isinstance(function, Mapping):
         raise _error("tool_choice", f"tool_choice must be {_CHOICES}; got {choice!r:.100}")
+    refuse_unknown(choice, ("type", "function"), "tool_choice")
+    refuse_unknown(function, ("name",), "tool_choice.function")
     if name not in tools:
         known = ", ".join(tools) or "none"
         raise _error(

@@ -173,7 +173,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user"}]}, "content"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
-    ({"input": [{"role": "nobody", "content": "x"}]}, "messages"),
+    ({"input": [{"role": "nobody", "content": "x"}]}, "input"),
     ({"nonsense": 1}, "nonsense"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "c"}, "conversation"),
@@ -187,7 +187,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "name"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
     ({"temperature": -1}, "temperature"),
-    ({"max_output_tokens": 0}, "max_tokens"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
 ]
 
 
