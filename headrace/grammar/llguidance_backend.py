@@ -18,6 +18,7 @@ from headrace.errors import GrammarError
 from headrace.grammar.base import CompiledGrammar, TokenVocabulary
 from headrace.grammar.constraint_text import WHITESPACE, GrammarText, grammar_text
 from headrace.grammar.json_schema.objects import MAX_OPTIONAL
+from headrace.grammar.llguidance_errors import why_not_compiled
 from headrace.grammar.unique_names import NameTokens, UniqueNamesMatcher, has_free_names
 from headrace.structured_outputs import Constraint
 
@@ -67,8 +68,11 @@ class LLGuidanceBackend:
             self._num_tokens,
         )
         if matcher.error:
+            reason = self._where(constraint) + why_not_compiled(
+                matcher.report, "gbnf" if text.language == "gbnf" else constraint.kind
+            )
             raise GrammarError(
-                f"structured_outputs.{constraint.kind} cannot be compiled: {self._where(constraint)}{matcher.error}",
+                f"structured_outputs.{constraint.kind} cannot be compiled: {reason}",
                 param=f"structured_outputs.{constraint.kind}",
                 code="constraint_not_compiled",
             )
@@ -150,10 +154,15 @@ class LLGuidanceMatcher:
         self._num_words = -(-num_tokens // 32)
 
     @property
-    def error(self) -> str:
-        """Why the matcher is of no use, or "". One line."""
+    def report(self) -> str:
+        """Why the matcher is of no use, or "", at the library's length."""
         text: str = self._matcher.get_error()
-        return text.strip().split("\n")[0]
+        return text
+
+    @property
+    def error(self) -> str:
+        """The first line of ``report``."""
+        return self.report.strip().split("\n")[0]
 
     def fill_mask(self, bitmask: np.ndarray, row: int) -> None:
         """See ``GrammarMatcher``."""

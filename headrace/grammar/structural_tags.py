@@ -41,9 +41,12 @@ class StructuralTagGrammar:
         if not isinstance(document, dict):
             raise _error("$", "must be an object")
         if "structures" in document or "triggers" in document:
+            _check_fields(document, ("type", "structures", "triggers", *_FLAGS), "$")
             start = self._triggered(_from_short(document), "$", 0)
         else:
             form = document.get("format", document)
+            if "format" in document:
+                _check_fields(document, ("type", "format"), "$")
             start = self._format(form, "$.format" if "format" in document else "$", 0)
         return "\n".join(["%llguidance {}", f"start: {start}", *self._rules]) + "\n"
 
@@ -57,6 +60,7 @@ class StructuralTagGrammar:
         writer = _FORMATS.get(kind) if isinstance(kind, str) else None
         if writer is None:
             raise _error(f"{path}.type", f"is {kind!r}; it must be one of {', '.join(sorted(_FORMATS))}")
+        _check_fields(form, ("type", *_FIELDS[str(kind)]), path)
         return writer(self, form, path, depth + 1)
 
     def _text(self, form: dict[str, Any], path: str, depth: int) -> str:
@@ -90,6 +94,7 @@ class StructuralTagGrammar:
 
     def _tag(self, form: dict[str, Any], path: str, depth: int) -> str:
         begin, content = self._literal(_string(form, "begin", path)), form.get("content")
+        _check_fields(form, ("type", *_FIELDS["tag"]), path)
         end = _string(form, "end", path)
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
             return self._rule(f"{begin} {self._until(end)}")
@@ -116,11 +121,11 @@ class StructuralTagGrammar:
                 raise _error(
                     f"{path}.tags[{index}].begin", f"is {tag['begin']!r}, which starts with no trigger"
                 )
-        return self._repeat(form, self._group(calls), self._terminal(_ANY_TEXT))
+        return self._repeat(form, path, self._group(calls), self._terminal(_ANY_TEXT))
 
-    def _repeat(self, form: dict[str, Any], call: str, after: str) -> str:
+    def _repeat(self, form: dict[str, Any], path: str, call: str, after: str) -> str:
         """``call`` as often as the form allows, then ``after``."""
-        is_needed, is_single = form.get("at_least_one") is True, form.get("stop_after_first") is True
+        is_needed, is_single = _flags(form, path)
         if is_single:
             return self._rule(call if is_needed else f"{call} | {after}")
         return self._rule(f"{call}{'+' if is_needed else '*'} {after}")
@@ -131,7 +136,7 @@ class StructuralTagGrammar:
             for index, tag in enumerate(_items(form, "tags", path))
         ]
         group = self._group(tags)
-        is_needed, is_single = form.get("at_least_one") is True, form.get("stop_after_first") is True
+        is_needed, is_single = _flags(form, path)
         whole = (
             group if is_single else f"{group} ({self._literal(_string(form, 'separator', path))} {group})*"
         )
@@ -178,6 +183,19 @@ _FORMATS: dict[str, Callable[[StructuralTagGrammar, dict[str, Any], str, int], s
     "triggered_tags": StructuralTagGrammar._triggered,
     "tags_with_separator": StructuralTagGrammar._separated,
 }
+_FLAGS = ("at_least_one", "stop_after_first")
+# What each format has beside its type.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "const_string": ("value",),
+    "json_schema": ("json_schema",),
+    "regex": ("pattern",),
+    "any_text": (),
+    "sequence": ("elements",),
+    "or": ("elements",),
+    "tag": ("begin", "content", "end"),
+    "triggered_tags": ("triggers", "tags", *_FLAGS),
+    "tags_with_separator": ("tags", "separator", *_FLAGS),
+}
 
 
 def slashed(pattern: str) -> str:
@@ -194,17 +212,33 @@ def slashed(pattern: str) -> str:
 
 
 def _from_short(document: dict[str, Any]) -> dict[str, Any]:
-    tags = [
-        {**item, "content": {"type": "json_schema", "json_schema": item.get("schema", {})}}
-        if isinstance(item, dict)
-        else item
-        for item in _items(document, "structures", "$")
-    ]
+    tags = []
+    for index, item in enumerate(_items(document, "structures", "$")):
+        path = f"$.structures[{index}]"
+        if not isinstance(item, dict):
+            raise _error(path, "must be an object with begin, schema and end")
+        _check_fields(item, ("begin", "schema", "end"), path)
+        content = {"type": "json_schema", "json_schema": item.get("schema", {})}
+        tags.append({"begin": item.get("begin"), "end": item.get("end", ""), "content": content})
     return {**document, "tags": tags}
 
 
 def _error(path: str, problem: str) -> GrammarError:
     return GrammarError(f"structural_tag: {path} {problem}", param=PARAM, code="invalid_structural_tag")
+
+
+def _check_fields(form: dict[str, Any], known: tuple[str, ...], path: str) -> None:
+    for name in form:
+        if name not in known:
+            raise _error(path, f"has no field {str(name)!r:.100}; known: {', '.join(known)}")
+
+
+def _flags(form: dict[str, Any], path: str) -> tuple[bool, bool]:
+    """(is one tag needed, is one tag all), both no by default."""
+    for name in _FLAGS:
+        if not isinstance(form.get(name, False), bool):
+            raise _error(f"{path}.{name}", "must be true or false")
+    return form.get("at_least_one", False), form.get("stop_after_first", False)
 
 
 def _string(form: dict[str, Any], name: str, path: str) -> str:
