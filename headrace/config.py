@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from headrace.config_file import read_sections
 from headrace.errors import ConfigError
 
 DEFAULT_SEATS = 256
@@ -229,7 +230,7 @@ class EngineConfig:
         owners = option_owners()
         for name, value in options.items():
             if name not in owners:
-                raise ConfigError(_unknown("option", name, owners))
+                raise ConfigError(unknown_name("option", name, owners))
             if value is not None:
                 nested.setdefault(owners[name], {})[name] = value
         return cls.from_dict(nested)
@@ -241,34 +242,27 @@ class EngineConfig:
         built: dict[str, Any] = {}
         for name, values in nested.items():
             if name not in sections:
-                raise ConfigError(_unknown("section", name, sections))
-            if not isinstance(values, dict):
-                raise ConfigError(f"section {name!r} must hold settings; got {values!r}")
-            built[name] = _build_section(typing.cast(type, sections[name]), name, values)
+                raise ConfigError(unknown_name("section", name, sections))
+            built[name] = build_section(typing.cast(type, sections[name]), name, values)
         return cls(**built)
 
     @classmethod
     def load(cls, path: str | Path, **overrides: Any) -> EngineConfig:
         """Read a YAML file in the nested form; flat ``overrides`` (from the command line) win."""
-        import yaml
+        return cls.from_sections(read_sections(path), **overrides)
 
-        try:
-            nested = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-        # Text that is not UTF-8 and dates that do not exist are ValueErrors.
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise ConfigError(f"cannot read configuration {str(path)!r}: {error}") from error
-        if not isinstance(nested, dict):
-            raise ConfigError(f"configuration {str(path)!r} must be a mapping of sections; got {nested!r}")
+    @classmethod
+    def from_sections(cls, nested: dict[str, Any], **overrides: Any) -> EngineConfig:
+        """As ``from_dict``, with flat ``overrides`` that win; None is no override."""
         owners = option_owners()
+        merged = dict(nested)
         for name, value in overrides.items():
             if name not in owners:
-                raise ConfigError(_unknown("option", name, owners))
+                raise ConfigError(unknown_name("option", name, owners))
             if value is not None:
-                section = nested.setdefault(owners[name], {})
-                if not isinstance(section, dict):
-                    raise ConfigError(f"section {owners[name]!r} must hold settings; got {section!r}")
-                section[name] = value
-        return cls.from_dict(nested)
+                section = merged.get(owners[name], {})
+                merged[owners[name]] = {**_settings(owners[name], section), name: value}
+        return cls.from_dict(merged)
 
 
 def option_owners() -> dict[str, str]:
@@ -281,18 +275,27 @@ def option_owners() -> dict[str, str]:
     return owners
 
 
-def _unknown(what: str, name: object, known: Any) -> str:
+def unknown_name(what: str, name: object, known: Any) -> str:
+    """A sentence about a name that is not known, with the nearest that is."""
     near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
     return f"unknown {what} {name!r}{hint}"
 
 
-def _build_section(section: type, name: str, values: dict[str, Any]) -> Any:
+def _settings(name: str, values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise ConfigError(f"section {name!r} must hold settings; got {values!r}")
+    return values
+
+
+def build_section(section: type, name: str, values: Any) -> Any:
+    """A section of settings from {field: value}. Raises ConfigError for unknown names and wrong values."""
+    values = _settings(name, values)
     known = {f.name for f in dataclasses.fields(section)}
     hints = typing.get_type_hints(section)
     for key, value in values.items():
         if key not in known:
-            raise ConfigError(_unknown(f"setting in section {name!r}", key, known))
+            raise ConfigError(unknown_name(f"setting in section {name!r}", key, known))
         values = {**values, key: _checked(key, value, hints[key])}
     return section(**values)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.engine_options import read_settings
 from headrace.cli.main import run
 from headrace.config import EngineConfig
 
@@ -47,4 +48,4 @@ def test_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_yaml(source: str, tmp_path: Path) -> None:
     path = tmp_path / "engine.yaml"
     path.write_text(source)
-    assert EngineConfig.load(path) != EngineConfig()
+    assert read_settings(path, {}).config != EngineConfig()

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.checkpoint import ModelArchitecture, ModelSource, load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
-from headrace.cli.engine_options import EngineSettings
-from headrace.config import EngineConfig, SchedulerConfig
+from headrace.cli.engine_options import SERVER, EngineSettings
+from headrace.config import EngineConfig, SchedulerConfig, build_section
 from headrace.engine.device_defaults import with_device_defaults
 from headrace.parallel.sizes import check_sizes
+from headrace.serve.settings import ServerConfig
 
 if TYPE_CHECKING:
     from headrace.platforms.base import Platform
@@ -52,6 +53,18 @@ def effective_settings(settings: EngineSettings) -> list[EffectiveSetting]:
             value, why = chosen.get(option.name, (given, option.metadata["doc"]))
             origin = settings.origins.get(option.name, "default")
             rows.append(EffectiveSetting(section.name, option.name, given, value, origin, why))
+    return rows + _server_rows(settings)
+
+
+def _server_rows(settings: EngineSettings) -> list[EffectiveSetting]:
+    """Those of ``headrace serve``. A key is not shown."""
+    server = build_section(ServerConfig, SERVER, settings.server)
+    rows = []
+    for option in dataclasses.fields(server):
+        value = getattr(server, option.name)
+        value = "(set)" if value is not None and option.name == "api_key" else value
+        origin = settings.origins.get(option.name, "default")
+        rows.append(EffectiveSetting(SERVER, option.name, value, value, origin, option.metadata["doc"]))
     return rows
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from headrace.config import EngineConfig, option_owners
+from headrace.config import EngineConfig, build_section, option_owners, unknown_name
+from headrace.config_file import read_sections
 from headrace.errors import ConfigError
+
+SERVER = "server"
+"""The section of the file that only ``headrace serve`` has flags for."""
 
 _MODEL_HELP = "Hugging Face folder or id, .gguf file, or packaged model name (default smollm2)"
 
@@ -24,10 +29,14 @@ class EngineSettings:
     """The engine's configuration, and where each value came from.
 
     origins: {flat option name: "--block-size" or "settings.yaml"}; options left out have their default.
+    path: the file, if there was one.
+    server: the file's section for ``headrace serve``, {setting: value}.
     """
 
     config: EngineConfig
     origins: dict[str, str]
+    path: Path | None = None
+    server: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -66,31 +75,56 @@ def _serve_as_rank(config: EngineConfig) -> None:
 def read_settings(path: Path | None, options: dict[str, Any]) -> EngineSettings:
     """Build the configuration from a YAML file (or none) and flat options that win over it; None is "not given"."""
     given = {name: value for name, value in options.items() if value is not None}
-    if path is None:
-        config, origins = EngineConfig.from_options(**given), {}
-    else:
-        config = _load(path, given)
-        origins = dict.fromkeys(_names_in(path), path.name)
-    for name, value in given.items():
-        origins[name] = "MODEL" if name == "model" else flag_of(f"no_{name}" if value is False else name)
-    return EngineSettings(config, origins)
+    sections = {} if path is None else read_sections(path)
+    engine = {name: values for name, values in sections.items() if name != SERVER}
+    with blaming(path, lambda: EngineConfig.from_options(**given)):
+        config = _engine_config(engine, given)
+        if SERVER in sections:
+            _check_server(sections[SERVER])
+    origins = {} if path is None else {name: path.name for values in sections.values() for name in values}
+    origins |= {
+        name: "MODEL" if name == "model" else _given_flag(name, value) for name, value in given.items()
+    }
+    return EngineSettings(config, origins, path, sections.get(SERVER, {}))
 
 
-def _load(path: Path, given: dict[str, Any]) -> EngineConfig:
-    """The file's settings under the flags. Raises ConfigError, naming the file unless the flags alone are wrong."""
+@contextlib.contextmanager
+def blaming(path: Path | None, alone: Callable[[], object]) -> Iterator[None]:
+    """Name the file in a ConfigError from the block, unless the flags are wrong by themselves: ``alone`` tells."""
     try:
-        return EngineConfig.load(path, **given)
+        yield
     except ConfigError as error:
-        EngineConfig.from_options(**given)
-        message = str(error)
-        if str(path) in message:
+        alone()
+        if path is None or str(path) in str(error):
             raise
-        owners = option_owners()
-        misplaced = [name for name in _top_level(path) if name in owners]
-        if misplaced:
-            name = misplaced[0]
-            message = f"{name!r} belongs under section {owners[name]!r}: write {owners[name]}: {{{name}: …}}"
-        raise ConfigError(f"configuration {str(path)!r}: {message}") from error
+        raise ConfigError(f"configuration {str(path)!r}: {error}") from error
+
+
+def _engine_config(sections: dict[str, Any], given: dict[str, Any]) -> EngineConfig:
+    """Raises ConfigError, for a setting outside its section with the section's name."""
+    owners = option_owners() | dict.fromkeys(_server_names(), SERVER)
+    known = {*owners.values()}
+    for name in sections:
+        if name in owners and name not in known:
+            raise ConfigError(
+                f"{name!r} belongs under section {owners[name]!r}: write {owners[name]}: {{{name}: …}}"
+            )
+        if name not in known:
+            raise ConfigError(unknown_name("section", name, known))
+    return EngineConfig.from_sections(sections, **given)
+
+
+def _server_names() -> list[str]:
+    from headrace.serve.settings import ServerConfig
+
+    return [setting.name for setting in dataclasses.fields(ServerConfig)]
+
+
+def _check_server(values: Any) -> None:
+    """Mistakes in the server's section are told by every command that reads the file."""
+    from headrace.serve.settings import ServerConfig
+
+    build_section(ServerConfig, SERVER, values)
 
 
 def flag_of(name: str) -> str:
@@ -98,14 +132,8 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _top_level(path: Path) -> dict[str, Any]:
-    import yaml
-
-    return yaml.safe_load(path.read_text()) or {}
-
-
-def _names_in(path: Path) -> list[str]:
-    return [name for section in _top_level(path).values() for name in section]
+def _given_flag(name: str, value: Any) -> str:
+    return flag_of(f"no_{name}" if value is False else name)
 
 
 def _model_parameter() -> inspect.Parameter:
@@ -130,17 +158,19 @@ def _section_parameters() -> dict[str, inspect.Parameter]:
         hints = typing.get_type_hints(owner)
         for setting in dataclasses.fields(owner):
             if setting.name != "model":
-                parameters[setting.name] = _setting_parameter(section.name, setting, hints[setting.name])
+                panel = f"Engine: {section.name}"
+                parameters[setting.name] = setting_parameter(panel, setting, hints[setting.name])
     return parameters
 
 
-def _setting_parameter(section: str, setting: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+def setting_parameter(panel: str, setting: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+    """A flag for one field of a section, None when it is not given. ``panel`` is its heading in the help."""
     flag = flag_of(setting.name)
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if hint is bool else flag,
         help=setting.metadata["doc"] + _default_note(setting.default),
         show_default=False,
-        rich_help_panel=f"Engine: {section}",
+        rich_help_panel=panel,
     )
     annotation = Annotated[hint | None, option]
     return inspect.Parameter(

@@ -7,32 +7,29 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from headrace.cli.engine_options import EngineSettings, engine_options, flag_of
+from headrace.cli.engine_options import SERVER, EngineSettings, blaming, engine_options, setting_parameter
 from headrace.cli.preflight import check_start
+from headrace.config import build_section
 from headrace.serve.settings import ServerConfig
 
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give ``command(settings, server: ServerConfig)`` one flag for each field of ServerConfig."""
+    """Give ``command(settings, server: ServerConfig)`` one flag for each field of ServerConfig; flags win over the
+    file's section."""
     hints = typing.get_type_hints(ServerConfig)
     parameters = [next(iter(inspect.signature(command, eval_str=True).parameters.values()))]
-    for setting in dataclasses.fields(ServerConfig):
-        option = typer.Option(flag_of(setting.name), help=setting.metadata["doc"], rich_help_panel="Server")
-        parameters.append(
-            inspect.Parameter(
-                setting.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=setting.default,
-                annotation=Annotated[hints[setting.name], option],
-            )
-        )
+    parameters += [
+        setting_parameter("Server", setting, hints[setting.name])
+        for setting in dataclasses.fields(ServerConfig)
+    ]
 
     def with_server(settings: EngineSettings, **values: Any) -> None:
-        command(settings, ServerConfig(**values))
+        given = {name: value for name, value in values.items() if value is not None}
+        with blaming(settings.path, lambda: build_section(ServerConfig, SERVER, given)):
+            server = build_section(ServerConfig, SERVER, {**settings.server, **given})
+        command(settings, server)
 
     with_server.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_server.__doc__ = command.__doc__
