@@ -2,8 +2,8 @@
 
     python benchmarks/core/bench_kv_use.py
 
-Runs ShareGPT lengths (benchmarks/data/sharegpt_lens.json: prompt and answer tokens) through the engine core over the
-fake executor with D = 2, and prints: slots that hold tokens over slots of blocks that requests hold, averaged over
+Runs ShareGPT lengths (prompt and answer tokens) through the engine core over the fake executor with D = 2, and
+prints: slots that hold tokens over slots of blocks that requests hold, averaged over
 steps (blocks held only by the fence are reported apart); then, with a pool for half of what the requests need,
 recomputed over useful tokens and the most often that one request was preempted.
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from pathlib import Path
 
+from headrace.cli.builtin_workloads import SHAREGPT_LENGTHS
 from headrace.config import SchedulerConfig
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.kv_cache_spec import KVCacheSpec
@@ -25,7 +25,6 @@ from headrace.runtime.fake_executor import FakeExecutor
 from headrace.sampling_params import SamplingParams
 
 SPECS = [KVCacheSpec("full", (0,), 1)]
-LENGTHS = Path(__file__).parent.parent / "data" / "sharegpt_lens.json"
 
 
 def run(
@@ -77,7 +76,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seats", type=int, default=256)
     args = parser.parse_args()
-    lengths = [(p, o) for p, o in json.loads(LENGTHS.read_text())][: args.requests]
+    lengths = [(p, o) for p, o in json.loads(SHAREGPT_LENGTHS.read_text())][: args.requests]
     print("roomy:")
     run(lengths, 12000, 16, None, args.seats)
     print(

@@ -1,18 +1,22 @@
-"""``headrace bench``: run workload files of token ids offline and report speed and latencies."""
+"""``headrace bench``: run workloads of token ids, offline or against a server, and report speed and latencies."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.bench_report import PERCENTILES, report
+from headrace.cli.bench_device import DeviceReport, device_table
+from headrace.cli.bench_online import Server, run_online
+from headrace.cli.bench_report import report, table
+from headrace.cli.builtin_workloads import BUILT_IN, temperature_of
 from headrace.cli.engine_options import EngineSettings, engine_options
-from headrace.cli.workload import WorkloadRequest, read_workloads
+from headrace.cli.workload import WorkloadRequest, find_workloads
 from headrace.errors import RequestError
 from headrace.sampling_params import SamplingParams
 
@@ -21,45 +25,107 @@ if TYPE_CHECKING:
 
 _WARM_UP = [WorkloadRequest(prompt_ids=list(range(8)), output_len=4)]
 
+Run = Callable[[list[WorkloadRequest], float, str], dict[str, Any]]
+"""(requests, temperature, a salt that keeps prefixes apart from those of other runs) -> figures."""
+
 
 @engine_options
 def bench(
     settings: EngineSettings,
     workload: Annotated[
-        Path, typer.Argument(metavar="WORKLOAD.json", help="{name: [{prompt_ids, output_len}, …]}")
+        str,
+        typer.Argument(
+            metavar="WORKLOAD",
+            help=f"a file {{name: [{{prompt_ids, output_len}}, …]}}, or names with commas of: {', '.join(BUILT_IN)}",
+        ),
     ],
-    only: Annotated[list[str] | None, typer.Option("--only", help="run this workload; repeatable")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="run this workload of the file; repeatable")
+    ] = None,
     repeat: Annotated[
         int, typer.Option("--repeat", min=1, help="runs of each; the median by time counts")
     ] = 1,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy")] = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="0 is greedy; by default the workload's own")
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option("--base-url", help="run against the server there, over HTTP, streaming")
+    ] = None,
+    request_rate: Annotated[
+        float | None,
+        typer.Option("--request-rate", min=1e-6, help="with --base-url: requests a second; else all at once"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON on stdout instead of a table")] = False,
 ) -> None:
-    """Run a workload file offline: all requests arrive at once, answers have the length that the file says.
+    """Run workloads: answers have the length that the workload says. Each run starts with no prefix of earlier runs.
 
-    Each run starts with no reusable prefix of earlier runs.
+    Offline all requests arrive at once, and figures of the device are reported beside those of the requests.
     """
-    workloads = read_workloads(workload, only)
+    workloads = find_workloads(workload, only, settings.config)
+    result: dict[str, Any]
+    if base_url is not None:
+        server = Server(base_url)
 
+        def over_http(requests: list[WorkloadRequest], heat: float, salt: str) -> dict[str, Any]:
+            return report(*asyncio.run(run_online(server, requests, heat, salt, request_rate)))
+
+        result = {"base_url": base_url, "workloads": run_all(over_http, workloads, repeat, temperature)}
+    else:
+        result = run_offline(settings, workloads, repeat, temperature)
+    if as_json:
+        sys.stdout.write(json.dumps(result, indent=1) + "\n")
+        return
+    sys.stdout.write(_head(result) + table(result["workloads"]))
+    if base_url is None:
+        sys.stdout.write(device_table(result["workloads"]))
+
+
+def run_offline(
+    settings: EngineSettings,
+    workloads: dict[str, list[WorkloadRequest]],
+    repeat: int,
+    temperature: float | None,
+) -> dict[str, Any]:
+    """Load the model and run the workloads in this process."""
     from headrace.engine.llm import LLM
 
     start = time.perf_counter()
     with LLM.from_config(settings.config) as llm:
         load_s = time.perf_counter() - start
-        run_once(llm, _WARM_UP, temperature, "warm-up")
-        results = {}
-        for name, requests in workloads.items():
-            runs = [run_once(llm, requests, temperature, f"{name}-{i}") for i in range(repeat)]
-            runs.sort(key=lambda run: run["wall_s"])
-            results[name] = {**runs[len(runs) // 2], "all_wall_s": [run["wall_s"] for run in runs]}
-    if as_json:
-        sys.stdout.write(json.dumps({"load_s": load_s, "workloads": results}, indent=1) + "\n")
-    else:
-        sys.stdout.write(f"loaded in {load_s:.1f} s\n" + table(results))
+        run_once(llm, _WARM_UP, 0.0, "warm-up")
+        device = DeviceReport(settings.config)
+
+        def in_process(requests: list[WorkloadRequest], heat: float, salt: str) -> dict[str, Any]:
+            return run_once(llm, requests, heat, salt, device)
+
+        results = run_all(in_process, workloads, repeat, temperature)
+    limits = {"bytes_per_s": device.limits.bytes_per_s, "flops_per_s": device.limits.flops_per_s}
+    return {"load_s": load_s, "device": device.name, "limits": limits, "workloads": results}
 
 
-def run_once(llm: LLM, requests: list[WorkloadRequest], temperature: float, salt: str) -> dict[str, Any]:
-    """One timed run; ``salt`` keeps its prefixes apart from those of other runs.
+def run_all(
+    run: Run, workloads: dict[str, list[WorkloadRequest]], repeat: int, temperature: float | None
+) -> dict[str, dict[str, Any]]:
+    """Each workload so many times; the figures of the run of median time, and the times of all."""
+    results = {}
+    for name, requests in workloads.items():
+        heat = temperature_of(name) if temperature is None else temperature
+        salt = f"{time.time_ns()}-{name}"
+        runs = sorted(
+            (run(requests, heat, f"{salt}-{i}") for i in range(repeat)), key=lambda figures: figures["wall_s"]
+        )
+        results[name] = {**runs[len(runs) // 2], "all_wall_s": [figures["wall_s"] for figures in runs]}
+    return results
+
+
+def run_once(
+    llm: LLM,
+    requests: list[WorkloadRequest],
+    temperature: float,
+    salt: str,
+    device: DeviceReport | None = None,
+) -> dict[str, Any]:
+    """One timed run.
 
     Raises: RequestError if any answer fails: a figure without all its tokens would not be true.
     """
@@ -68,9 +134,8 @@ def run_once(llm: LLM, requests: list[WorkloadRequest], temperature: float, salt
         SamplingParams(temperature=temperature, max_tokens=request.output_len, ignore_eos=True, seed=index)
         for index, request in enumerate(requests)
     ]
-    start = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
-    wall_s = time.perf_counter() - start
+    with llm.measure_steps() as meter:
+        outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
     for request, output in zip(requests, outputs, strict=True):
         answer = output.outputs[0]
         if len(answer.token_ids) != request.output_len:
@@ -78,30 +143,14 @@ def run_once(llm: LLM, requests: list[WorkloadRequest], temperature: float, salt
             raise RequestError(
                 f"request {output.request_id} gave {len(answer.token_ids)} of {request.output_len} tokens: {why}"
             )
-    return report(outputs, wall_s)
+    return report(outputs, meter.wall_s) | ({} if device is None else device.figures(meter))
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """The results as aligned text, one workload a line."""
-    marks = [f"p{p}" for p in PERCENTILES]
-    heads = ["workload", "requests", "in tok", "out tok", "wall s", "out tok/s", "stream tok/s"]
-    rows = [[*heads, "TTFT ms " + "/".join(marks), "ITL ms " + "/".join(marks)]]
-    for name, result in results.items():
-        rows.append(
-            [
-                name,
-                f"{result['num_requests']}",
-                f"{result['num_prompt_tokens']}",
-                f"{result['num_output_tokens']}",
-                f"{result['wall_s']:.2f}",
-                f"{result['output_tokens_per_s']:.1f}",
-                f"{result['decode_tokens_per_s']:.1f}",
-                "/".join(f"{result['ttft_ms'][m]:.0f}" for m in marks if m in result["ttft_ms"]),
-                "/".join(f"{result['itl_ms'][m]:.1f}" for m in marks if m in result["itl_ms"]),
-            ]
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    return "\n".join(lines) + "\n"
+def _head(result: dict[str, Any]) -> str:
+    if "base_url" in result:
+        return f"{result['base_url']}\n"
+    limits = result["limits"]
+    return (
+        f"loaded in {result['load_s']:.1f} s on {result['device']}: copies {limits['bytes_per_s'] / 1e9:.0f} GB/s, "
+        f"products {limits['flops_per_s'] / 1e12:.2f} TFLOP/s at most\n"
+    )

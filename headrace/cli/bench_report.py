@@ -29,10 +29,42 @@ def report(outputs: list[RequestOutput], wall_s: float) -> dict[str, Any]:
         "wall_s": wall_s,
         "prompt_tokens_per_s": num_prompt / wall_s,
         "output_tokens_per_s": num_output / wall_s,
-        "decode_tokens_per_s": 1e3 * len(itl) / sum(itl) if itl else 0.0,
+        "decode_tokens_per_s": 1e3 * len(itl) / sum(itl) if sum(itl) else 0.0,
         "ttft_ms": spread(ttft),
         "itl_ms": spread(itl),
     }
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The results as aligned text, one workload a line."""
+    marks = [f"p{p}" for p in PERCENTILES]
+    heads = ["workload", "requests", "in tok", "out tok", "wall s", "in tok/s", "out tok/s", "stream tok/s"]
+    rows = [[*heads, "TTFT ms " + "/".join(marks), "ITL ms " + "/".join(marks)]]
+    for name, result in results.items():
+        rows.append(
+            [
+                name,
+                f"{result['num_requests']}",
+                f"{result['num_prompt_tokens']}",
+                f"{result['num_output_tokens']}",
+                f"{result['wall_s']:.2f}",
+                f"{result['prompt_tokens_per_s']:.0f}",
+                f"{result['output_tokens_per_s']:.1f}",
+                f"{result['decode_tokens_per_s']:.1f}",
+                "/".join(f"{result['ttft_ms'][m]:.0f}" for m in marks if m in result["ttft_ms"]),
+                "/".join(f"{result['itl_ms'][m]:.1f}" for m in marks if m in result["itl_ms"]),
+            ]
+        )
+    return aligned(rows)
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """Rows of cells as lines of columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:

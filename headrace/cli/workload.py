@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.checkpoint import load_architecture, resolve_model
+from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 
 _SHAPE = '{"name": [{"prompt_ids": [1, 2, 3], "output_len": 16}, …], …}'
@@ -18,6 +21,27 @@ class WorkloadRequest:
 
     prompt_ids: list[int]
     output_len: int
+
+
+def find_workloads(
+    given: str, only: list[str] | None, config: EngineConfig
+) -> dict[str, list[WorkloadRequest]]:
+    """The workloads of a file, or those built in whose names ``given`` lists with commas, for the model's vocabulary.
+
+    Raises: ConfigError for a name that is neither, and as ``read_workloads`` does.
+    """
+    from headrace.cli.builtin_workloads import BUILT_IN, make_workload
+
+    names = given.split(",")
+    if not set(names) <= set(BUILT_IN):
+        if len(names) == 1 and not Path(given).suffix:
+            near = difflib.get_close_matches(given, BUILT_IN, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{given!r} is no file and no workload built in ({', '.join(BUILT_IN)}){hint}")
+        return read_workloads(Path(given), only)
+    source = resolve_model(config.model.model, revision=config.model.revision)
+    vocab_size = load_architecture(source).vocab_size
+    return {name: make_workload(name, vocab_size) for name in names}
 
 
 def read_workloads(path: Path, only: list[str] | None = None) -> dict[str, list[WorkloadRequest]]:

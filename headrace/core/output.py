@@ -126,6 +126,7 @@ class ModelRunnerOutput(msgspec.Struct):
     errors: {request id: message} of requests whose step failed (logits not finite, say); others are unharmed.
     refusals: {request id: kind} of those errors that are the request's own fault: it forbids every token.
     elapsed_ms: time of the step on the device, for the cost model; 0 when not measured.
+    wait_ms: how long the host stood still for it, or computed in the device's place.
     """
 
     step_id: int
@@ -136,6 +137,7 @@ class ModelRunnerOutput(msgspec.Struct):
     errors: dict[str, str] = {}
     refusals: dict[str, ErrorKind] = {}
     elapsed_ms: float = 0.0
+    wait_ms: float = 0.0
 
 
 class EngineCoreRequest(msgspec.Struct):

@@ -12,7 +12,7 @@ from headrace.core.admission import Admission
 from headrace.core.batching import Stage, make_batching
 from headrace.core.cascade import CascadePlanner
 from headrace.core.completion import complete_step
-from headrace.core.cost_model import CostModel
+from headrace.core.cost_model import CostModel, StepFeatures
 from headrace.core.interfaces import CacheTier, ChoiceScene, Clock
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.lifecycle import RUNNING, Lifecycle
@@ -63,6 +63,7 @@ class Scheduler:
         self.last_step_id = 0
         self.completed_step_id = 0
         self.num_computed_tokens = 0
+        self.watcher: Callable[[StepFeatures, ModelRunnerOutput], None] | None = None
 
     def add_request(self, request: Request, is_ready: Callable[[Request], bool] | None = None) -> None:
         """Queue a request, held until ``is_ready`` (its grammar is compiled) where that is given.
@@ -329,6 +330,8 @@ class Scheduler:
         self.completed_step_id = step.step_id
         self.kv.advance(step.step_id)
         self.cost_model.observe(step.features, output.elapsed_ms)
+        if self.watcher is not None:
+            self.watcher(step.features, output)
         scene = ChoiceScene(self.lifecycle, self.last_step_id + 1, self.config.max_seats, self.clock())
         return complete_step(scene, self.admission.estimator, step, output)
 

@@ -17,6 +17,7 @@ from headrace.engine.interrupts import DelayedInterrupt
 from headrace.engine.output_processor import OutputProcessor, RequestOutputKind
 from headrace.engine.progress import AnswerBar, LoadBar
 from headrace.engine.prompts import ParsedPrompt, Prompt, parse_prompt, split_batch
+from headrace.engine.step_meter import StepMeter
 from headrace.errors import CapacityError, EngineDeadError, RequestError
 from headrace.outputs import RequestOutput
 from headrace.sampling_params import SamplingParams
@@ -139,6 +140,10 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; True if nothing is left."""
         return self._living_core().reset_prefix_cache()
+
+    def measure_steps(self) -> StepMeter:
+        """A context in which the engine's steps are counted and timed."""
+        return StepMeter(self._living_core())
 
     def shutdown(self) -> None:
         """Free the device. Calling twice is allowed; nothing else may be called after it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -63,12 +64,16 @@ class TimedStep:
     pending: PendingOutput
     started: DeviceEvent
     ended: DeviceEvent
+    is_asynchronous: bool = False
 
     def finish(self) -> ModelRunnerOutput:
         """Wait for the step's end; its results, with the time that the device took."""
+        start = time.perf_counter()
         self.ended.wait()
+        waited_ms = 1e3 * (time.perf_counter() - start)
         output = self.pending.finish()
         output.elapsed_ms = self.started.elapsed_ms(self.ended)
+        output.wait_ms = waited_ms if self.is_asynchronous else output.elapsed_ms
         return output
 
 
@@ -205,7 +210,7 @@ class Worker:
             pending = self._runner.sample_tokens(mask)
         ended = self._platform.new_event()
         ended.record()
-        return TimedStep(pending, self._started, ended)
+        return TimedStep(pending, self._started, ended, self.is_asynchronous)
 
     def shutdown(self) -> None:
         """Let go of the model and the KV memory."""

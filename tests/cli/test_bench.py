@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
+from headrace.checkpoint import load_architecture, resolve_model
+from headrace.cli.bench_device import ModelWork
 from headrace.cli.bench_report import report, spread
+from headrace.cli.builtin_workloads import BUILT_IN, make_workload, temperature_of
 from headrace.cli.workload import read_workloads
 from headrace.config import EngineConfig
+from headrace.engine.step_meter import StepMeter
 from headrace.errors import ConfigError
 from headrace.outputs import CompletionOutput, RequestOutput
 from tests.cli.conftest import CommandLine
@@ -35,6 +39,8 @@ def test_json(headrace: CommandLine, fake_engine: list[EngineConfig], path: str)
     assert (many["num_requests"], many["num_prompt_tokens"], many["num_output_tokens"]) == (6, 6 * 41, 21)
     assert len(many["all_wall_s"]) == 3 and many["wall_s"] == sorted(many["all_wall_s"])[1]
     assert many["output_tokens_per_s"] == pytest.approx(21 / many["wall_s"])
+    assert many["num_steps"] >= 6 and 0 <= many["device_idle_share"] <= 1 and many["host_ms_per_step"] > 0
+    assert result["limits"]["bytes_per_s"] > 1e8 and result["limits"]["flops_per_s"] > 1e8
     assert 0 < many["ttft_ms"]["p50"] <= many["ttft_ms"]["p99"] < 1e3 * many["wall_s"]
 
 
@@ -50,8 +56,9 @@ def test_runs_share_no_prefix_with_earlier_ones(
 
 def test_table(headrace: CommandLine, fake_engine: list[EngineConfig], path: str) -> None:
     assert headrace("bench", "smollm2", path, "--only", "short") == 0, headrace.err
-    loaded, heads, row = headrace.out.splitlines()
+    loaded, heads, row, device_heads, device_row = headrace.out.splitlines()
     assert loaded.startswith("loaded in") and heads.startswith("workload") and row.startswith("short")
+    assert "idle %" in device_heads and "host ms" in device_heads and device_row.startswith("short")
     assert "many" not in headrace.out
 
 
@@ -83,6 +90,43 @@ def test_tokens_outside_the_vocabulary(
     file = tmp_path / "workload.json"
     file.write_text('{"a": [{"prompt_ids": [50000], "output_len": 1}]}')
     assert "vocabulary" in headrace.fails("bench", "smollm2", str(file))
+
+
+def test_a_workload_built_in(headrace: CommandLine, fake_engine: list[EngineConfig]) -> None:
+    assert headrace("bench", "smollm2", "single", "--json") == 0, headrace.err
+    single = json.loads(headrace.out)["workloads"]["single"]
+    assert (single["num_prompt_tokens"], single["num_output_tokens"]) == (128, 512)
+    assert "did you mean 'single'" in headrace.fails("bench", "smollm2", "singel")
+
+
+def test_the_requests_of_the_gpu_table() -> None:
+    shapes = {name: make_workload(name) for name in BUILT_IN}
+    sizes = {name: (len(made), sum(r.output_len for r in made)) for name, made in shapes.items()}
+    assert sizes == {
+        "single": (1, 512),
+        "b64": (64, 64 * 256),
+        "sharegpt": (1000, 204_405),
+        "mix": (512, 298_762),
+        "prefix": (256, 256 * 128),
+        "long": (4, 64),
+        "nano": (256, 148_658),
+        "d256": (256, 256 * 1024),
+    }
+    heads = {tuple(request.prompt_ids[:8192]) for request in shapes["prefix"]}
+    assert len(heads) == 1 and len(shapes["prefix"][0].prompt_ids) == 8192 + 64
+    assert all(token < 300 for token in make_workload("single", 300)[0].prompt_ids)
+    assert (temperature_of("mix"), temperature_of("nano"), temperature_of("b64")) == (0.6, 0.6, 0.0)
+
+
+def test_work_of_a_dense_step() -> None:
+    arch = load_architecture(resolve_model("smollm2"))
+    work = ModelWork.of(arch, 2)
+    meter = StepMeter.__new__(StepMeter)
+    meter.device_ms, meter.num_tokens, meter.num_sampled = [1.0], 1, 1
+    meter.kv_tokens_read, meter.attention_pairs, meter.kv_bytes_per_token = 100, 100.0, 10.0
+    weights = 134_479_872  # its matrices, the tied embedding once, as the head
+    assert work.num_bytes(meter, 1) == 2 * weights + 101 * 10
+    assert work.num_flops(meter) == 2 * weights + 100 * 4 * 9 * 64 * 30
 
 
 def output(arrival: float, *token_times: list[float]) -> RequestOutput:

@@ -1,0 +1,138 @@
+"""Online runs of ``headrace bench``: the same requests over HTTP, each streamed, from one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from headrace.cli.workload import WorkloadRequest
+from headrace.errors import EngineDeadError, RequestError
+from headrace.outputs import CompletionOutput, RequestOutput
+
+_LINE_BYTES = 1 << 20
+_REFUSED = 400
+
+
+class Server:
+    """An OpenAI server's completions, by its address up to and without "/v1". Raises RequestError for a wrong one."""
+
+    def __init__(self, base_url: str) -> None:
+        parts = urlsplit(base_url.rstrip("/").removesuffix("/v1"))
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise RequestError(f"a server's address must be like http://host:8000; got {base_url!r:.100}")
+        self._host, self._path = parts.hostname, parts.path
+        self._is_tls = parts.scheme == "https"
+        self._port = parts.port or (443 if self._is_tls else 80)
+
+    async def model(self) -> str:
+        """The first model that it serves."""
+        text = b"".join([line async for line in self._lines("GET", "/v1/models", None)])
+        return str(json.loads(text)["data"][0]["id"])
+
+    async def complete(self, body: dict[str, Any]) -> list[float]:
+        """Times at which the answer's tokens came (monotonic seconds). Several tokens of one event have one time."""
+        times: list[float] = []
+        count = 0
+        async for line in self._lines("POST", "/v1/completions", body):
+            data = line.removeprefix(b"data:").strip()
+            if not line.startswith(b"data:") or data == b"[DONE]":
+                continue
+            event = json.loads(data)
+            if event.get("error"):
+                raise RequestError(f"the server answered: {event['error']!r:.300}")
+            usage = (event.get("usage") or {}).get("completion_tokens")
+            count = usage if usage is not None else count + bool(event.get("choices"))
+            times += [time.monotonic()] * (count - len(times))
+        return times
+
+    async def _lines(self, method: str, path: str, body: Any) -> AsyncIterator[bytes]:
+        """Lines of the answer's body. Raises RequestError for a refusal, EngineDeadError when nobody answers."""
+        data = b"" if body is None else json.dumps(body).encode()
+        head = (
+            f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._host}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        try:
+            reader, writer = await asyncio.open_connection(
+                self._host, self._port, limit=_LINE_BYTES, ssl=self._is_tls or None
+            )
+        except OSError as error:
+            raise EngineDeadError(f"{self._host}:{self._port} cannot be reached: {error}") from None
+        try:
+            writer.write(head.encode() + data)
+            await writer.drain()
+            status = int((await reader.readline()).split()[1])
+            is_chunked = False
+            while header := (await reader.readline()).strip().lower():
+                is_chunked |= header.startswith(b"transfer-encoding:") and b"chunked" in header
+            if status >= _REFUSED:
+                raise RequestError(f"the server answered {status}: {(await reader.read()).decode()!r:.300}")
+            async for line in _chunked(reader) if is_chunked else reader:
+                yield line
+        finally:
+            writer.close()
+
+
+async def _chunked(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The lines of a body that comes in chunks."""
+    rest = b""
+    while size := int(await reader.readline(), 16):
+        rest += await reader.readexactly(size)
+        await reader.readexactly(2)
+        *lines, rest = rest.split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+    if rest:
+        yield rest
+
+
+async def run_online(
+    server: Server,
+    requests: list[WorkloadRequest],
+    temperature: float,
+    salt: str,
+    request_rate: float | None = None,
+) -> tuple[list[RequestOutput], float]:
+    """Send the requests, all at once or ``request_rate`` a second at random times, and take in their streams.
+
+    Returns: (outputs with their times, seconds from the first request to the last answer).
+    Raises: RequestError if an answer has not all its tokens.
+    """
+    model = await server.model()
+    rng = random.Random(0)
+    start = time.monotonic()
+    delay_s, tasks = 0.0, []
+    for index, request in enumerate(requests):
+        body = {
+            "model": model,
+            "prompt": request.prompt_ids,
+            "max_tokens": request.output_len,
+            "temperature": temperature,
+            "seed": index,
+            "ignore_eos": True,
+            "cache_salt": salt,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        tasks.append(asyncio.create_task(_one(server, request, body, delay_s)))
+        delay_s += rng.expovariate(request_rate) if request_rate else 0.0
+    outputs = await asyncio.gather(*tasks)
+    return outputs, time.monotonic() - start
+
+
+async def _one(
+    server: Server, request: WorkloadRequest, body: dict[str, Any], delay_s: float
+) -> RequestOutput:
+    await asyncio.sleep(delay_s)
+    arrival = time.monotonic()
+    times = await server.complete(body)
+    if len(times) != request.output_len:
+        raise RequestError(f"an answer has {len(times)} of {request.output_len} tokens")
+    answer = CompletionOutput(0, "", [0] * len(times), finish_reason="length")
+    metrics = {"arrival_time": arrival, "token_times": [times]}
+    return RequestOutput(str(body["seed"]), None, request.prompt_ids, [answer], True, metrics=metrics)
