@@ -102,7 +102,9 @@ def blaming(path: Path | None, alone: Callable[[], object]) -> Iterator[None]:
 
 def _engine_config(sections: dict[str, Any], given: dict[str, Any]) -> EngineConfig:
     """Raises ConfigError, for a setting outside its section with the section's name."""
-    owners = option_owners() | dict.fromkeys(_server_names(), SERVER)
+    owners = option_owners()
+    if sections:
+        owners |= dict.fromkeys(_server_names(), SERVER)
     known = {*owners.values()}
     for name in sections:
         if name in owners and name not in known:
