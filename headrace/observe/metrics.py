@@ -37,7 +37,7 @@ HISTOGRAMS = {
 CORE_GAUGES = {
     "num_requests_running": ("Requests that are being computed.", "num_running"),
     "num_requests_waiting": ("Requests that wait to be computed.", "num_waiting"),
-    "num_kv_blocks_held": ("KV blocks that unfinished requests hold.", "num_held_blocks"),
+    "num_kv_blocks_held": ("KV blocks that unfinished requests and pinned prefixes hold.", "num_held_blocks"),
     "num_kv_blocks_cached": ("KV blocks that only the prefix cache holds.", "num_cached_blocks"),
     "num_host_cache_blocks": ("KV blocks in the host memory tier.", "num_host_blocks"),
     "num_disk_cache_blocks": ("KV blocks in the disk tier.", "num_disk_blocks"),
@@ -56,7 +56,10 @@ CORE_COUNTERS = {
     ),
     "recomputed_tokens": ("Tokens computed again after a preemption.", "num_recomputed_tokens"),
 }
-KV_USAGE = ("kv_cache_usage_perc", "Share of KV blocks that unfinished requests hold, in [0, 1].")
+KV_USAGE = (
+    "kv_cache_usage_perc",
+    "Share of KV blocks that unfinished requests and pinned prefixes hold, in [0, 1].",
+)
 PROMPT_TOKENS = ("prompt_tokens", "Prompt tokens of requests that began to be answered.")
 GENERATION_TOKENS = ("generation_tokens", "Generated tokens.")
 RANK_MEMORY = ("rank_memory_bytes", "Device memory that each rank held when it was loaded.")

@@ -70,7 +70,9 @@ async def explain_cache(context: ServerContext, request: Request, body: bytes) -
 async def pin_prefix(context: ServerContext, request: Request, body: bytes) -> Response:
     """Keep a prompt's prefix for a time; also what of it is computed later."""
     wanted, prompt = await _prompt_of(context, body)
-    ttl_s = wanted.ttl_s if wanted.ttl_s is not None else ttl_of({"ttl": wanted.ttl or "5m"})
+    ttl_s = (
+        wanted.ttl_s if wanted.ttl_s is not None else ttl_of({"type": "ephemeral", "ttl": wanted.ttl or "5m"})
+    )
     return json_response(await _call(context, "pin", prompt, ttl_s=ttl_s))
 
 
@@ -93,7 +95,7 @@ async def explain(context: ServerContext, prompt: ParsedPrompt) -> dict[str, Any
 def ttl_of(control: Any) -> float:
     """Seconds that a ``cache_control`` object asks for. Raises ApiError 400."""
     ttl = control.get("ttl", "5m") if isinstance(control, dict) else None
-    kind = control.get("type", "ephemeral") if isinstance(control, dict) else None
+    kind = control.get("type") if isinstance(control, dict) else None
     if isinstance(control, dict):
         refuse_unknown(control, ("type", "ttl"), "cache_control")
     if kind != "ephemeral" or ttl not in TTLS_S:

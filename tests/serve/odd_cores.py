@@ -82,6 +82,12 @@ def parrot(config: EngineConfig, progress: object = None) -> Parrot:
 
 
 def masked(config: EngineConfig, progress: object = None, **options: Any) -> EngineCore:
-    """A real engine core with real grammars over a made-up model: an answer is some text that its constraint allows."""
-    executor = FakeExecutor([KVCacheSpec("full", (0,), 64)], 4000, 16, vocab_size=49152, verify=False)
+    """A real engine core with real grammars over a made-up model: an answer is some text that its constraint allows.
+
+    Args:
+        options: of the FakeExecutor.
+    """
+    executor = FakeExecutor(
+        [KVCacheSpec("full", (0,), 64)], 4000, 16, vocab_size=49152, verify=False, **options
+    )
     return assemble(config, executor)

@@ -80,6 +80,26 @@ def test_storm_of_five_hundred_cancelled_streams(slow_server: LaunchedServer) ->
     all_gone(slow_server)
 
 
+def test_a_storm_leaves_no_block_of_a_real_core_behind(launch: Callable[..., LaunchedServer]) -> None:
+    options = {"factory": "tests.serve.odd_cores:masked", "core": {"step_ms": 2.0}}
+    server = launch(**options, engine={"max_num_seqs": 300}).wait_ready()
+    body = {"max_tokens": 4000, "ignore_eos": True, "stream": True}
+    kinds: list[dict[str, Any]] = [{}, {"n": 2}, {"guided_regex": "[a-z]{3000}"}, {"stop": ["never comes"]}]
+    streams = [
+        server.open_raw(
+            "/v1/completions", body | kinds[i % len(kinds)] | {"prompt": f"Tale {i % 50} of many"}
+        )
+        for i in range(500)
+    ]
+    for number, raw in enumerate(streams):
+        if number % 20 == 0:
+            raw.recv(100)
+        raw.close()
+    for name in ("num_requests_running", "num_requests_waiting", "num_kv_blocks_held"):
+        server.wait_metric(name, 0)
+    assert server.complete("Hi", max_tokens=2).status_code == 200
+
+
 def test_slow_reader_gets_everything_and_holds_up_nobody(server: LaunchedServer) -> None:
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
