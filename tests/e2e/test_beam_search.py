@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headrace import LLM, SamplingParams
-from tests.e2e.test_packaged_models import smollm2
+from tests.e2e.packaged_oracles import smollm2
 from tests.e2e.tiny_models import VOCAB, make_model
 
 PROMPT_LENGTHS = (1, 16, 40)
