@@ -15,8 +15,8 @@ extern "C" {
 
 enum HrDType : int32_t { HR_F32 = 0, HR_BF16 = 1, HR_F16 = 2 };
 
-// What "cache_dtype" may hold besides: codes with scales (HrCache.words).
-enum HrCacheType : int32_t { HR_I8 = 3, HR_E4M3 = 4, HR_E5M2 = 5, HR_I4 = 6 };
+// What a cache may hold besides: codes with scales (HrCache.words).
+enum HrCacheType : int32_t { HR_I8 = 3, HR_E4M3 = 4, HR_E5M2 = 5, HR_I4 = 6, HR_I5 = 7 };
 
 // Names of ops: the order is that of OPS in structs.py.
 enum HrOp : int32_t {
@@ -105,6 +105,8 @@ struct HrCache {
   int64_t block_stride, head_stride, token_stride;
   float* words;  // of a quantized cache: a scale for each [blocks, heads, block_size]; strides in words
   int64_t words_block_stride, words_head_stride;
+  int32_t type;       // HrDType or HrCacheType
+  int32_t is_turned;  // keys that go through the Hadamard transform before they are stored
 };
 
 // Per head: optional RMSNorm of queries and keys, rotation of them in place (the two halves of a head are a pair), keys
@@ -122,7 +124,8 @@ struct HrRopeAndStore {
   int64_t block_size;
   int32_t num_heads, num_kv_heads, head_dim;
   float eps;
-  int32_t dtype, cache_dtype;
+  int32_t dtype;
+  int32_t unused;
 };
 
 // A step's attention as work items and reductions; see AttentionPlan in headrace/attention/metadata.py.
@@ -158,7 +161,7 @@ struct HrAttention {
   int32_t num_heads, num_kv_heads, head_dim;
   float scale;
   float soft_cap;   // 0: none
-  int32_t dtype, cache_dtype, out_dtype;
+  int32_t dtype, out_dtype;
 };
 
 // out = act(gate) * up; gate is the first half of a row, up the second.

@@ -426,10 +426,10 @@ HrCache decode_keys(const Work& work, const HrCache& cache, float* memory) {
   const int64_t dim = work.a.head_dim, size = work.plan.block_size, first = work.start / size;
   for (int64_t key = work.start; key < work.end; ++key) {
     const int64_t block = work.blocks[key / size], place = key % size;
-    decode_token(work.a.cache_dtype, codes_at(cache, block, work.kv_head, place),
+    decode_token(cache.type, codes_at(cache, block, work.kv_head, place),
                  word_at(cache, block, work.kv_head, place), dim, memory + (key - first * size) * dim);
   }
-  return {memory, size * dim, 0, dim, nullptr, 0, 0};
+  return {memory, size * dim, 0, dim, nullptr, 0, 0, HR_F32, 0};
 }
 
 // Over a quantized cache: every item's keys and values are decoded first.
@@ -486,7 +486,7 @@ void attention(const void* args, Team& team) {
   const HrAttention& a = *(const HrAttention*)args;
   with_type(a.dtype, [&](auto* type) {
     if (a.keys.words != nullptr) return run_quantized<std::remove_pointer_t<decltype(type)>>(a, team);
-    with_type(a.cache_dtype, [&](auto* cache) {
+    with_type(a.keys.type, [&](auto* cache) {
       run_items<std::remove_pointer_t<decltype(type)>, std::remove_pointer_t<decltype(cache)>>(a, team);
     });
   });

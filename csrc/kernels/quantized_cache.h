@@ -1,4 +1,4 @@
-// Keys and values in 8 and 4 bits, with a word of scale for each token and head: see kernels/quantized_cache.py.
+// Keys and values in 8, 5 and 4 bits, with a word of scale for each token and head: see kernels/quantized_cache.py.
 #pragma once
 #include "vec.h"
 
@@ -38,17 +38,40 @@ static inline void decode_fp8(const Fp8& kind, const uint8_t* codes, float scale
   }
 }
 
-// One token of one head as fp32 [dim].
-static inline void decode_token(int32_t type, const uint8_t* codes, const float* word, int64_t dim, float* out) {
-  if (type == HR_I4) {
-    uint16_t halves[2];
-    __builtin_memcpy(halves, word, 4);
-    const float scale = from_half(halves[0]), minimum = from_half(halves[1]);
-    const int64_t half = dim / 2;
+// 16 for every bit of a nibble.
+constexpr float kFifths[16][4] = {{0, 0, 0, 0},   {16, 0, 0, 0},   {0, 16, 0, 0},   {16, 16, 0, 0},
+                                  {0, 0, 16, 0},  {16, 0, 16, 0},  {0, 16, 16, 0},  {16, 16, 16, 0},
+                                  {0, 0, 0, 16},  {16, 0, 0, 16},  {0, 16, 0, 16},  {16, 16, 0, 16},
+                                  {0, 0, 16, 16}, {16, 0, 16, 16}, {0, 16, 16, 16}, {16, 16, 16, 16}};
+
+// Codes of 4 or 5 bits.
+static inline void decode_range(bool has_fifth, const uint8_t* codes, const float* word, int64_t dim, float* out) {
+  uint16_t halves[2];
+  __builtin_memcpy(halves, word, 4);
+  const float scale = from_half(halves[0]), minimum = from_half(halves[1]);
+  const int64_t half = dim / 2;
+  if (!has_fifth) {
     for (int64_t i = 0; i < half; ++i) {
       out[i] = (float)(codes[i] & 15) * scale + minimum;
       out[half + i] = (float)(codes[i] >> 4) * scale + minimum;
     }
+    return;
+  }
+  for (int64_t i = 0; i < half; i += 4) {
+    const uint8_t bits = codes[half + i / 4];
+    __builtin_memcpy(out + i, kFifths[bits & 15], 16);
+    __builtin_memcpy(out + half + i, kFifths[bits >> 4], 16);
+  }
+  for (int64_t i = 0; i < half; ++i) {
+    out[i] = (out[i] + (float)(codes[i] & 15)) * scale + minimum;
+    out[half + i] = (out[half + i] + (float)(codes[i] >> 4)) * scale + minimum;
+  }
+}
+
+// One token of one head as fp32 [dim].
+static inline void decode_token(int32_t type, const uint8_t* codes, const float* word, int64_t dim, float* out) {
+  if (type == HR_I4 || type == HR_I5) {
+    decode_range(type == HR_I5, codes, word, dim, out);
   } else if (type == HR_I8) {
     const float scale = *word;
     for (int64_t i = 0; i < dim; ++i) out[i] = (float)(int8_t)codes[i] * scale;
@@ -57,7 +80,9 @@ static inline void decode_token(int32_t type, const uint8_t* codes, const float*
   }
 }
 
-static inline void encode_int4(const float* values, int64_t dim, uint8_t* codes, float* word) {
+// Codes of 4 or 5 bits.
+static inline void encode_range(bool has_fifth, const float* values, int64_t dim, uint8_t* codes, float* word) {
+  const float largest = has_fifth ? 31.0f : 15.0f;
   float low = values[0], high = values[0];
   for (int64_t i = 1; i < dim; ++i) {
     low = values[i] < low ? values[i] : low;
@@ -66,16 +91,22 @@ static inline void encode_int4(const float* values, int64_t dim, uint8_t* codes,
   uint16_t halves[2];
   halves[1] = to_half(low);
   const float minimum = from_half(halves[1]), range = high - minimum;
-  halves[0] = to_half((range > 0.0f ? range : 0.0f) / 15.0f);
+  halves[0] = to_half((range > 0.0f ? range : 0.0f) / largest);
   const float scale = from_half(halves[0]), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
   const int64_t half = dim / 2;
+  int fifths = 0;
   for (int64_t i = 0; i < half; ++i) {
     int pair[2];
     for (int j = 0; j < 2; ++j) {
       const float code = rintf((values[i + j * half] - minimum) * inverse);
-      pair[j] = code < 0.0f ? 0 : code > 15.0f ? 15 : (int)code;
+      pair[j] = code < 0.0f ? 0 : code > largest ? (int)largest : (int)code;
+      fifths |= (pair[j] >> 4) << (4 * j + i % 4);
     }
-    codes[i] = (uint8_t)(pair[0] | pair[1] << 4);
+    codes[i] = (uint8_t)((pair[0] & 15) | (pair[1] & 15) << 4);
+    if (has_fifth && i % 4 == 3) {
+      codes[half + i / 4] = (uint8_t)fifths;
+      fifths = 0;
+    }
   }
   __builtin_memcpy(word, halves, 4);
 }
@@ -92,7 +123,7 @@ static inline uint8_t encode_fp8(const Fp8& kind, float value) {
 
 // fp32 [dim] as one token of one head.
 static inline void encode_token(int32_t type, const float* values, int64_t dim, uint8_t* codes, float* word) {
-  if (type == HR_I4) return encode_int4(values, dim, codes, word);
+  if (type == HR_I4 || type == HR_I5) return encode_range(type == HR_I5, values, dim, codes, word);
   float most = 0.0f;
   for (int64_t i = 0; i < dim; ++i) most = fabsf(values[i]) > most ? fabsf(values[i]) : most;
   const Fp8& kind = type == HR_E4M3 ? kE4M3 : kE5M2;

@@ -18,8 +18,9 @@ float inverse_rms(const T* head, int64_t dim, float eps) {
   return 1.0f / sqrtf(sum(squares) / (float)dim + eps);
 }
 
-template <typename T>
-void rotate(T* head, const float* norm, float eps, const float* cos_sin, int64_t dim) {
+// In place, or into fp32.
+template <typename T, typename O>
+void rotate(const T* head, const float* norm, float eps, const float* cos_sin, int64_t dim, O* out) {
   const int64_t half = dim / 2;
   const Vec scale = splat(norm == nullptr ? 1.0f : inverse_rms(head, dim, eps));
   for (int64_t i = 0; i < half; i += kLanes) {
@@ -30,9 +31,30 @@ void rotate(T* head, const float* norm, float eps, const float* cos_sin, int64_t
       second = second * scale * load_some(norm + half + i, count);
     }
     const Vec cos = load_some(cos_sin + i, count), sin = load_some(cos_sin + half + i, count);
-    store_some(head + i, first * cos - second * sin, count);
-    store_some(head + half + i, second * cos + first * sin, count);
+    store_some(out + i, first * cos - second * sin, count);
+    store_some(out + half + i, second * cos + first * sin, count);
   }
+}
+
+// ``hadamard`` of kernels/quantized_cache.py, in its order of sums.
+void turn(float* head, int64_t dim) {
+  const int64_t half = dim / 2, piece = half & -half;
+  for (int64_t step = half; step > 0; step = step == half ? piece / 2 : step / 2)
+    for (int64_t base = 0; base < dim; base += 2 * step)
+      for (int64_t i = base; i < base + step; ++i) {
+        const float low = head[i], high = head[i + step];
+        head[i] = low + high;
+        head[i + step] = low - high;
+      }
+  const float factor = (float)(1 / sqrt(2.0 * (double)piece));
+  for (int64_t i = 0; i < dim; ++i) head[i] *= factor;
+}
+
+template <typename T>
+void rotate_and_turn(T* head, const float* norm, float eps, const float* cos_sin, int64_t dim, float* wide) {
+  rotate(head, norm, eps, cos_sin, dim, wide);
+  turn(wide, dim);
+  for (int64_t i = 0; i < dim; i += kLanes) store_some(head + i, load_some(wide + i, dim - i), dim - i);
 }
 
 template <typename T, typename C>
@@ -46,7 +68,7 @@ void put_quantized(const HrRopeAndStore& a, const T* head, const HrCache& cache,
                    int64_t place, float* wide) {
   for (int64_t i = 0; i < a.head_dim; i += kLanes)
     store_some(wide + i, load_some(head + i, a.head_dim - i), a.head_dim - i);
-  encode_token(a.cache_dtype, wide, a.head_dim, codes_at(cache, block, index, place),
+  encode_token(cache.type, wide, a.head_dim, codes_at(cache, block, index, place),
                word_at(cache, block, index, place));
 }
 
@@ -60,8 +82,14 @@ void run(const HrRopeAndStore& a, Team& team) {
     T* keys = row + a.num_heads * dim;
     T* values = keys + a.num_kv_heads * dim;
     const float* cos_sin = a.cos_sin + a.positions[t] * dim;
-    for (int64_t h = 0; h < a.num_heads; ++h) rotate(row + h * dim, a.q_norm, a.eps, cos_sin, dim);
-    for (int64_t h = 0; h < a.num_kv_heads; ++h) rotate(keys + h * dim, a.k_norm, a.eps, cos_sin, dim);
+    for (int64_t h = 0; h < a.num_heads + a.num_kv_heads; ++h) {
+      T* head = row + h * dim;
+      const float* norm = h < a.num_heads ? a.q_norm : a.k_norm;
+      if (a.keys.is_turned)
+        rotate_and_turn(head, norm, a.eps, cos_sin, dim, wide);
+      else
+        rotate(head, norm, a.eps, cos_sin, dim, head);
+    }
     if (a.slot_mapping[t] < 0) continue;
     const int64_t block = a.slot_mapping[t] / a.block_size, place = a.slot_mapping[t] % a.block_size;
     for (int64_t h = 0; h < a.num_kv_heads; ++h) {
@@ -81,7 +109,7 @@ void run(const HrRopeAndStore& a, Team& team) {
 void rope_and_store(const void* args, Team& team) {
   const HrRopeAndStore& a = *(const HrRopeAndStore*)args;
   with_type(a.dtype, [&](auto* type) {
-    with_type(a.keys.words == nullptr ? a.cache_dtype : HR_F32, [&](auto* cache) {
+    with_type(a.keys.words == nullptr ? a.keys.type : HR_F32, [&](auto* cache) {
       run<std::remove_pointer_t<decltype(type)>, std::remove_pointer_t<decltype(cache)>>(a, team);
     });
   });

@@ -4,7 +4,8 @@ One block, over all layers of its group, is one contiguous byte range:
 
     [num_layers, 2 (K then V), num_kv_heads, block_size, head_dim]
 
-Quantized, each plane [block_size, code bytes] is followed by the scales of its tokens, [block_size] words of 4 bytes.
+Quantized, each plane [block_size, code bytes] is followed by the scales of its tokens, [block_size] words of 4 bytes;
+planes of keys may be larger than those of values.
 
 Copies, tiers and transfers move byte ranges; kernels take typed strided views of one layer.
 """
@@ -20,8 +21,9 @@ import torch
 
 from headrace.core.kv_cache_spec import KVCacheSpec, group_layers
 from headrace.errors import ConfigError
-from headrace.kernels.quantized_cache import KV_FORMATS, SCALE_BYTES, KVFormat, QuantizedCache
+from headrace.kernels.quantized_cache import KV_FORMATS, SCALE_BYTES, KVFormat, KVFormats, QuantizedCache
 from headrace.kernels.reference.copy_blocks import copy_blocks as reference_copy_blocks
+from headrace.kernels.reference.copy_blocks import copy_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +33,14 @@ class KVCacheLayout:
     num_layers: layers in one group, padding layers counted.
     num_kv_heads, head_dim: of one rank's attention layers, K and V alike.
     block_size: tokens in a block.
-    dtype: of the stored keys and values, or the format of quantized ones.
+    dtype: of the stored keys and values, or the formats of quantized ones.
     """
 
     num_layers: int
     num_kv_heads: int
     block_size: int
     head_dim: int
-    dtype: torch.dtype | KVFormat
+    dtype: torch.dtype | KVFormats
 
     @classmethod
     def for_specs(
@@ -47,33 +49,34 @@ class KVCacheLayout:
         num_kv_heads: int,
         head_dim: int,
         block_size: int,
-        dtype: torch.dtype | KVFormat,
+        dtype: torch.dtype | KVFormats,
     ) -> KVCacheLayout:
         """The layout of the blocks of ``specs``, which ``kv_cache_specs_for`` made from the same arguments."""
         return cls(len(specs[0].layer_ids), num_kv_heads, block_size, head_dim, dtype)
 
     @property
+    def formats(self) -> tuple[KVFormat, KVFormat] | None:
+        """Those of keys and of values; None where they are not quantized."""
+        return (self.dtype.keys, self.dtype.values) if isinstance(self.dtype, KVFormats) else None
+
+    @property
     def token_bytes(self) -> int:
-        """Bytes of one token in one plane, but for a scale: one head's key, or one head's value."""
-        if isinstance(self.dtype, KVFormat):
-            return self.dtype.code_bytes(self.head_dim)
+        """Bytes of one token in one plane of a dense cache: one head's key, or one head's value."""
+        assert isinstance(self.dtype, torch.dtype)
         return self.head_dim * self.dtype.itemsize
 
-    @property
-    def scale_bytes(self) -> int:
-        """Bytes of the scale of one token in one plane."""
-        return SCALE_BYTES if isinstance(self.dtype, KVFormat) else 0
+    def code_bytes(self, kv_format: KVFormat) -> int:
+        """Bytes of a quantized plane before its scales, which begin at a multiple of their size."""
+        size = self.block_size * kv_format.code_bytes(self.head_dim)
+        return -(-size // SCALE_BYTES) * SCALE_BYTES
 
     @property
-    def code_bytes(self) -> int:
-        """Bytes of a plane before its scales, which begin at a multiple of their size."""
-        size = self.block_size * self.token_bytes
-        return size if not self.scale_bytes else -(-size // SCALE_BYTES) * SCALE_BYTES
-
-    @property
-    def plane_bytes(self) -> int:
-        """Bytes of a plane, scales included."""
-        return self.code_bytes + self.block_size * self.scale_bytes
+    def plane_bytes(self) -> tuple[int, int]:
+        """Bytes of a plane of keys, and of one of values; scales included."""
+        if self.formats is None:
+            return (self.block_size * self.token_bytes,) * 2
+        keys, values = (self.code_bytes(each) + self.block_size * SCALE_BYTES for each in self.formats)
+        return keys, values
 
     @property
     def num_planes(self) -> int:
@@ -83,7 +86,7 @@ class KVCacheLayout:
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers of its group."""
-        return self.num_planes * self.plane_bytes
+        return self.num_layers * self.num_kv_heads * sum(self.plane_bytes)
 
     def layer_byte_range(self, index: int) -> tuple[int, int]:
         """[start, end) of the group's ``index``-th layer within a block, K and V."""
@@ -143,22 +146,25 @@ class KVCache:
         ``QuantizedCache`` each where the cache is quantized."""
         layout = self.layout
         _, index = self._places[layer_id]
-        if isinstance(layout.dtype, KVFormat):
-            return self._quantized_view(layout.dtype, index, 0), self._quantized_view(layout.dtype, index, 1)
+        if isinstance(layout.dtype, KVFormats):
+            return self._quantized_view(index, 0), self._quantized_view(index, 1)
         shape = (layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
         layer = self.blocks.view(layout.dtype).view(self.num_blocks, *shape)[:, index]
         return layer[:, 0], layer[:, 1]
 
-    def _quantized_view(self, kv_format: KVFormat, index: int, part: int) -> QuantizedCache:
+    def _quantized_view(self, index: int, part: int) -> QuantizedCache:
         """Keys (part 0) or values (1) of the group's ``index``-th layer."""
         layout = self.layout
-        heads, size = layout.num_kv_heads, layout.block_size
-        first = (2 * index + part) * heads * layout.plane_bytes
-        planes = self.blocks[:, first : first + heads * layout.plane_bytes]
-        planes = planes.unflatten(1, (heads, layout.plane_bytes))
-        codes = planes[..., : size * layout.token_bytes].unflatten(-1, (size, layout.token_bytes))
-        words = planes[..., layout.code_bytes :].view(torch.float32)
-        return QuantizedCache(kv_format, codes.view(kv_format.code_dtype), words, layout.head_dim)
+        assert isinstance(layout.dtype, KVFormats) and layout.formats is not None
+        codes, words = quantized_parts(self.blocks, layout, part)
+        kv_format = layout.formats[part]
+        return QuantizedCache(
+            kv_format,
+            codes[:, index].view(kv_format.code_dtype),
+            words[:, index].view(torch.float32).squeeze(-1),
+            layout.head_dim,
+            is_turned=part == 0 and layout.dtype.turns_keys,
+        )
 
     def block_bytes(self, block_id: int) -> torch.Tensor:
         """View [bytes_per_block] uint8 of one block, all layers: what tiers and transfers move."""
@@ -170,8 +176,26 @@ class KVCache:
         Args:
             src, dst, num_tokens: [C] int64 on the cache's device. No block is both a source and a destination.
         """
-        op = reference_copy_blocks if self.layout.scale_bytes else self._copy_op
-        op(self.blocks, src, dst, num_tokens, self.layout)
+        if self.layout.formats is None:
+            self._copy_op(self.blocks, src, dst, num_tokens, self.layout)
+            return
+        parts = [quantized_parts(self.blocks, self.layout, part) for part in (0, 1)]
+        copy_tokens([*parts[0], *parts[1]], src, dst, num_tokens)
+
+
+def quantized_parts(
+    blocks: torch.Tensor, layout: KVCacheLayout, part: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [num_blocks, layers, KV heads, block_size, code bytes] and scales [..., block_size, 4] of the keys (part 0)
+    or the values (1) of blocks [num_blocks, bytes_per_block], all uint8."""
+    assert layout.formats is not None
+    size, heads, plane_bytes = layout.block_size, layout.num_kv_heads, layout.plane_bytes
+    layers = blocks.unflatten(1, (layout.num_layers, -1))
+    first = part * heads * plane_bytes[0]
+    planes = layers[..., first : first + heads * plane_bytes[part]].unflatten(-1, (heads, -1))
+    form = layout.formats[part]
+    codes = planes[..., : size * form.code_bytes(layout.head_dim)].unflatten(-1, (size, -1))
+    return codes, planes[..., layout.code_bytes(form) :].unflatten(-1, (size, SCALE_BYTES))
 
 
 def _allocate(num_blocks: int, bytes_per_block: int, device: torch.device | str) -> torch.Tensor:
@@ -190,7 +214,7 @@ def kv_cache_specs_for(
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
-    dtype: torch.dtype | KVFormat,
+    dtype: torch.dtype | KVFormats,
     held_layers: range | None = None,
 ) -> list[KVCacheSpec]:
     """The KV groups of a model: layers of one window together, groups of equal size.
@@ -234,11 +258,13 @@ def _regroup(
     return regrouped
 
 
-def stored_kv_type(name: str, compute_dtype: torch.dtype, head_dim: int) -> torch.dtype | KVFormat:
-    """What the setting ``kv_cache_dtype`` comes to.
+def stored_kv_type(
+    name: str, compute_dtype: torch.dtype, head_dim: int, setting: str = "kv_cache_dtype"
+) -> torch.dtype | KVFormats:
+    """What the setting ``kv_cache_dtype``, or another of its kind, comes to.
 
     Raises:
-        ConfigError: int4 for heads of an odd size.
+        ConfigError: int4 for heads of a size that does not fill bytes.
     """
     if name == "auto":
         return compute_dtype
@@ -246,8 +272,9 @@ def stored_kv_type(name: str, compute_dtype: torch.dtype, head_dim: int) -> torc
         dtype: torch.dtype = getattr(torch, name)
         return dtype
     found = KV_FORMATS[name]
-    if head_dim % found.codes_per_byte:
+    if head_dim % found.head_multiple:
         raise ConfigError(
-            f"kv_cache_dtype {name!r} needs an even head size, but it is {head_dim}; choose int8"
+            f"{setting} {name!r} needs a head size that is a multiple of {found.head_multiple}, but it is "
+            f"{head_dim}; choose int8"
         )
     return found

@@ -119,14 +119,14 @@ def make_step(
 
 def quantized(step: PagedStep, name: str) -> tuple[PagedStep, QuantizedCache, QuantizedCache]:
     """(the step over what the codes mean, keys and values as codes in a layout like a ``KVCache``'s)."""
-    form = KV_FORMATS[name]
+    forms = KV_FORMATS[name]
     num_blocks, kv_heads, block_size, dim = step.k_cache.shape
-    layout = KVCacheLayout(1, kv_heads, block_size, dim, form)
-    specs = kv_cache_specs_for([None], kv_heads, dim, block_size, form)
+    layout = KVCacheLayout(1, kv_heads, block_size, dim, forms)
+    specs = kv_cache_specs_for([None], kv_heads, dim, block_size, forms)
     cache = KVCache(specs, layout, num_blocks, step.k_cache.device)
     views = cache.layer_views(0)
     for view, dense in zip(views, (step.k_cache, step.v_cache), strict=True):
-        codes, words = form.encode(dense.nan_to_num(3.0))
+        codes, words = view.format.encode(dense.nan_to_num(3.0))
         view.codes.view(torch.uint8).copy_(codes.view(torch.uint8))
         view.words.copy_(torch.where(dense.isnan().any(-1), torch.nan, words))
     every = torch.arange(num_blocks, device=step.k_cache.device)

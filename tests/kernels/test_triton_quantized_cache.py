@@ -36,9 +36,9 @@ def test_attention(name: str, dtype: torch.dtype) -> None:
 
 
 def cache(name: str, head_dim: int) -> KVCache:
-    form = KV_FORMATS[name]
-    specs = kv_cache_specs_for([None], 3, head_dim, 16, form)
-    made = KVCache(specs, KVCacheLayout.for_specs(specs, 3, head_dim, 16, form), 4, DEVICE)
+    forms = KV_FORMATS[name]
+    specs = kv_cache_specs_for([None], 3, head_dim, 16, forms)
+    made = KVCache(specs, KVCacheLayout.for_specs(specs, 3, head_dim, 16, forms), 4, DEVICE)
     made.blocks.zero_()
     return made
 

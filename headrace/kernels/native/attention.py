@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from headrace.kernels.native.rope_and_store import cache_args, cache_type
+from headrace.kernels.native.rope_and_store import cache_args
 from headrace.kernels.native.run import check_rows, run
 from headrace.kernels.native.structs import DTYPES, AttentionArgs, AttentionPlanArgs
 from headrace.kernels.quantized_cache import QuantizedCache
@@ -61,14 +61,15 @@ def attention_args(
 ) -> AttentionArgs:
     """The struct of ``attention``."""
     check_rows(qkv=qkv, out=out)
-    assert cache_type(k_cache) == cache_type(v_cache)
+    keys, values = cache_args(k_cache), cache_args(v_cache)
+    assert keys.words or keys.type == values.type
     return AttentionArgs(
         rows=qkv.shape[0],
         qkv=qkv.data_ptr(),
         plan=plan_address(plan, num_heads, head_dim),
         out=out.data_ptr(),
-        keys=cache_args(k_cache),
-        values=cache_args(v_cache),
+        keys=keys,
+        values=values,
         qkv_stride=qkv.stride(0),
         out_stride=out.stride(0),
         num_heads=num_heads,
@@ -77,7 +78,6 @@ def attention_args(
         scale=scale,
         soft_cap=soft_cap or 0.0,
         dtype=DTYPES[qkv.dtype],
-        cache_dtype=cache_type(k_cache),
         out_dtype=DTYPES[out.dtype],
     )
 

@@ -79,7 +79,6 @@ def rope_and_store_args(
         head_dim=head_dim,
         eps=eps,
         dtype=DTYPES[qkv.dtype],
-        cache_dtype=cache_type(k_cache),
     )
 
 
@@ -89,16 +88,14 @@ def cache_args(cache: torch.Tensor | QuantizedCache) -> Cache:
     check_rows(cache=codes)
     block, head, token, _ = codes.stride()
     args = Cache(data=codes.data_ptr(), block_stride=block, head_stride=head, token_stride=token)
-    if isinstance(cache, QuantizedCache):
-        check_rows(words=cache.words)
-        args.words = cache.words.data_ptr()
-        args.words_block_stride, args.words_head_stride, _ = cache.words.stride()
+    if not isinstance(cache, QuantizedCache):
+        args.type = DTYPES[cache.dtype]
+        return args
+    check_rows(words=cache.words)
+    args.words = cache.words.data_ptr()
+    args.words_block_stride, args.words_head_stride, _ = cache.words.stride()
+    args.type, args.is_turned = CACHE_TYPES[cache.format.name], int(cache.is_turned)
     return args
-
-
-def cache_type(cache: torch.Tensor | QuantizedCache) -> int:
-    """The number of what it holds."""
-    return CACHE_TYPES[cache.format.name] if isinstance(cache, QuantizedCache) else DTYPES[cache.dtype]
 
 
 def cache_block_size(cache: torch.Tensor | QuantizedCache) -> int:

@@ -10,7 +10,7 @@ import torch
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of the float types that kernels take."""
 
-CACHE_TYPES = {"int8": 3, "fp8_e4m3": 4, "fp8_e5m2": 5, "int4": 6}
+CACHE_TYPES = {"int8": 3, "fp8_e4m3": 4, "fp8_e5m2": 5, "int4": 6, "int5": 7}
 """``HrCacheType``, by the name of the ``KVFormat``."""
 
 
@@ -111,6 +111,8 @@ class Cache(ctypes.Structure):
         ("words", c_void_p),
         ("words_block_stride", c_int64),
         ("words_head_stride", c_int64),
+        ("type", c_int32),
+        ("is_turned", c_int32),
     ]
 
 
@@ -134,7 +136,7 @@ class RopeAndStoreArgs(ctypes.Structure):
         ("head_dim", c_int32),
         ("eps", c_float),
         ("dtype", c_int32),
-        ("cache_dtype", c_int32),
+        ("unused", c_int32),
     ]
 
 
@@ -182,7 +184,6 @@ class AttentionArgs(ctypes.Structure):
         ("scale", c_float),
         ("soft_cap", c_float),
         ("dtype", c_int32),
-        ("cache_dtype", c_int32),
         ("out_dtype", c_int32),
     ]
 

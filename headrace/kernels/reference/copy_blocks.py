@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -20,15 +21,7 @@ class BlockLayout(Protocol):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in one plane, but for a scale."""
-
-    @property
-    def scale_bytes(self) -> int:
-        """Bytes of a token's scale; 0: there is none. They follow the plane's tokens."""
-
-    @property
-    def code_bytes(self) -> int:
-        """Where in a plane its scales begin."""
+        """Bytes of one token in one plane."""
 
 
 def copy_blocks(
@@ -46,33 +39,32 @@ def copy_blocks(
             destination (all sources are read as they were before the call).
         layout: how a block's bytes divide into planes and tokens.
     """
-    wanted = torch.arange(layout.block_size, device=src.device) < num_tokens[:, None]
-    copy, token = wanted.nonzero(as_tuple=True)
-    planes = kv_bytes[:, : _whole_planes(kv_bytes, layout)].unflatten(1, (layout.num_planes, -1))
-    parts = [(planes[..., : layout.block_size * layout.token_bytes], layout.token_bytes)]
-    if layout.scale_bytes:
-        parts.append((planes[..., layout.code_bytes :], layout.scale_bytes))
-    for part, token_bytes in parts:
-        word = next(dtype for dtype in _WORDS if _divides(dtype, part, token_bytes))
-        tokens = part.view(word).unflatten(-1, (layout.block_size, -1))
-        tokens[dst[copy], :, token] = tokens[src[copy], :, token]
+    planes = kv_bytes[:, : layout.num_planes * layout.block_size * layout.token_bytes]
+    copy_tokens([planes.unflatten(1, (layout.num_planes, layout.block_size, -1))], src, dst, num_tokens)
 
 
-def _whole_planes(kv_bytes: torch.Tensor, layout: BlockLayout) -> int:
-    """Bytes of a block that planes take."""
-    if layout.scale_bytes:
-        return kv_bytes.shape[1]
-    return layout.num_planes * layout.block_size * layout.token_bytes
+def copy_tokens(
+    parts: Iterable[torch.Tensor], src: torch.Tensor, dst: torch.Tensor, num_tokens: torch.Tensor
+) -> None:
+    """The same for what is stored in several parts.
+
+    Args:
+        parts: [num_blocks, ..., block_size, bytes] uint8 each, the last dense.
+    """
+    copy = token = None
+    for part in parts:
+        if copy is None or token is None:
+            wanted = torch.arange(part.shape[-2], device=src.device) < num_tokens[:, None]
+            copy, token = wanted.nonzero(as_tuple=True)
+        word = next(dtype for dtype in _WORDS if _divides(dtype, part))
+        tokens = part.view(word).movedim(-2, 1)
+        tokens[dst[copy], token] = tokens[src[copy], token]
 
 
-def _divides(word: torch.dtype, part: torch.Tensor, token_bytes: int) -> bool:
-    """Whether tokens, planes and blocks begin at multiples of a word."""
-    size = word.itemsize
-    return (
-        token_bytes % size == 0
-        and all(stride % size == 0 for stride in part.stride()[:-1])
-        and (part.storage_offset() % size == 0)
-    )
+def _divides(word: torch.dtype, part: torch.Tensor) -> bool:
+    """Whether tokens and whatever they lie in begin at multiples of a word."""
+    places = (part.shape[-1], part.storage_offset(), *part.stride()[:-1])
+    return all(place % word.itemsize == 0 for place in places)
 
 
 # widest first: fewer, larger elements to move

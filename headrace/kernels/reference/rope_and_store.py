@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace.kernels.quantized_cache import QuantizedCache
+from headrace.kernels.quantized_cache import QuantizedCache, hadamard
 from headrace.kernels.reference.norm import inverse_rms
 
 Cache = torch.Tensor | QuantizedCache
@@ -27,7 +27,8 @@ def rope_and_store(
     """Per head: optional RMSNorm of q and k, then rotation of q and k in place; k and v go into their slots.
 
     The rotation is the half-split one (GPT-NeoX, Su et al.'s RoPE): (a, b) -> (a cos - b sin, b cos + a sin) for the
-    two halves of a head. Norms and rotation are computed in fp32 and rounded once.
+    two halves of a head. Norms and rotation are computed in fp32 and rounded once. Where the cache stores turned keys,
+    q and k are ``hadamard``-transformed besides, which leaves q.k as it is.
 
     Args:
         qkv: [T, (H+2K)*D], queries, keys, values; q and k are changed.
@@ -47,6 +48,8 @@ def rope_and_store(
         wide[:, :num_heads].mul_(q_norm)
         wide[:, num_heads:].mul_(k_norm)
     _rotate(wide.view(-1, num_rotated, 2, half), cos_sin.index_select(0, positions).view(-1, 1, 2, half))
+    if isinstance(k_cache, QuantizedCache) and k_cache.is_turned:
+        wide.copy_(hadamard(wide))
     if wide is not rotated:
         rotated.copy_(wide)
     _store(heads[:, num_heads:], slot_mapping, k_cache, v_cache)

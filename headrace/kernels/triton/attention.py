@@ -20,7 +20,7 @@ from headrace.kernels.triton.attention_kernels import (
 from headrace.kernels.triton.attention_tiles import LaunchShape, long_launch, short_launch
 from headrace.kernels.triton.attention_work import AttentionWork, PackedWork, TileRows, pack_plan
 from headrace.kernels.triton.launch import launch_options, num_multiprocessors
-from headrace.kernels.triton.quantized_cache import cache_arguments, cache_geometry
+from headrace.kernels.triton.quantized_cache import PAIRED_KINDS, cache_arguments, cache_geometry
 
 WORK_KEY = "triton"
 """Where a plan's ``derived`` holds its ``PackedWork``."""
@@ -46,12 +46,12 @@ def attention(
     K and V have the strides of ``KVCacheLayout``: within a block, heads, slots and dims are contiguous. A row's
     result does not depend on the other requests of the step.
     """
-    k_codes, k_scales, kind, _ = cache_arguments(k_cache)
-    v_codes, v_scales, _, _ = cache_arguments(v_cache)
+    k_codes, k_scales, k_kind, _ = cache_arguments(k_cache)
+    v_codes, v_scales, v_kind, _ = cache_arguments(v_cache)
     block_size = k_codes.shape[2]
-    code_dim = k_codes.shape[3]
-    assert k_codes.stride()[1:] == v_codes.stride()[1:] and k_codes.stride()[2:] == (code_dim, 1)
-    assert kind or k_codes.stride(1) == block_size * head_dim
+    for codes in (k_codes, v_codes):
+        assert codes.stride()[2:] == (codes.shape[3], 1) and codes.stride(0) == k_codes.stride(0)
+        assert k_kind or codes.stride(1) == block_size * head_dim
     work = plan.derived.get(WORK_KEY)
     if work is None:
         work = plan.derived[WORK_KEY] = pack_plan(plan, num_heads // num_kv_heads)
@@ -70,10 +70,10 @@ def attention(
         "has_window": plan.window is not None,
         "has_soft_cap": soft_cap is not None,
         "precision": "ieee" if qkv.dtype == torch.float32 else "tf32",
-        **cache_geometry(k_codes, k_scales, kind),
+        **cache_geometry((k_codes, k_scales), (v_codes, v_scales), (k_kind, v_kind)),
     }
-    # int4's scales are pairs of fp16, which kernels count as one
-    pair = 2 if kind == "int4" else 1
+    # pairs of fp16 are counted as one by the kernels
+    pair = 2 if k_kind in PAIRED_KINDS else 1
     scales = {
         "k_scales_ptr": k_scales,
         "v_scales_ptr": v_scales,

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from headrace.kernels.triton import attention_work as work
 from headrace.kernels.triton.launch import let_next_start, wait_for_previous
-from headrace.kernels.triton.quantized_cache import decode_int4
+from headrace.kernels.triton.quantized_cache import PAIRED_KINDS, decode_packed
 
 HIDDEN = tl.constexpr(-1.0e30)
 """Score of a key that a row must not see: finite, so that a row that sees none of an item's keys gets a partial of
@@ -55,8 +55,9 @@ class TileConfig:
     block_n: keys of one round.
     num_stages: rounds of keys in flight, the one being computed included.
     precision: of products; "ieee" for fp32, else ignored.
-    kv_kind: "int8", "fp8" or "int4" codes with scales (``QuantizedCache``); "" is a dense cache.
-    plane_codes, plane_scales: of a quantized cache, from one KV head of a block to the next.
+    k_kind, v_kind: "int8", "fp8", "int4" or "int5" codes with scales (``QuantizedCache``); "" is a dense cache.
+    k_token, v_token: of a quantized cache, codes of one token of one head.
+    k_plane_codes, v_plane_codes, k_plane_scales, v_plane_scales: from one KV head of a block to the next.
     """
 
     num_heads: int
@@ -70,24 +71,34 @@ class TileConfig:
     has_window: bool
     has_soft_cap: bool
     precision: str
-    kv_kind: str = ""
-    plane_codes: int = 0
-    plane_scales: int = 0
+    k_kind: str = ""
+    v_kind: str = ""
+    k_token: int = 0
+    v_token: int = 0
+    k_plane_codes: int = 0
+    v_plane_codes: int = 0
+    k_plane_scales: int = 0
+    v_plane_scales: int = 0
 
     @property
     def is_scaled(self) -> bool:
         """Whether keys and values are codes times a scale."""
-        return self.kv_kind in ("int8", "fp8")
+        return self.k_kind in ("int8", "fp8")
 
     @property
-    def is_int4(self) -> bool:
-        """Whether a byte holds two elements."""
-        return self.kv_kind == "int4"
+    def is_packed(self) -> bool:
+        """Whether a byte holds several elements, and keys and values are decoded one by one."""
+        return self.k_kind in PAIRED_KINDS
 
     @property
-    def code_dim(self) -> int:
+    def k_size(self) -> int:
         """Elements in memory of one token's key."""
-        return self.head_dim // 2 if self.is_int4 else self.head_dim
+        return self.k_token or self.head_dim
+
+    @property
+    def v_size(self) -> int:
+        """Elements in memory of one token's value."""
+        return self.v_token or self.head_dim
 
     @property
     def group(self) -> int:
@@ -95,9 +106,14 @@ class TileConfig:
         return self.num_heads // self.num_kv_heads
 
     @property
-    def head_stride(self) -> int:
-        """Elements from one KV head of a block to the next."""
-        return self.plane_codes or self.block_size * self.head_dim
+    def k_stride(self) -> int:
+        """Elements from one KV head of a block's keys to the next."""
+        return self.k_plane_codes or self.block_size * self.head_dim
+
+    @property
+    def v_stride(self) -> int:
+        """The same of values."""
+        return self.v_plane_codes or self.block_size * self.head_dim
 
 
 @triton.jit
@@ -129,6 +145,20 @@ def _load_kv(start, offsets, dim, inside, C: tl.constexpr, IS_MASKED: tl.constex
 
 
 @triton.jit
+def _load_packed(
+    start, scales_ptr, place, slot, dim, inside, C: tl.constexpr, KIND: tl.constexpr, IS_MASKED: tl.constexpr,
+):  # fmt: skip
+    """[N, D] keys or values of 4 or 5 bits, of the tokens whose codes begin at ``place``."""
+    HALF: tl.constexpr = C.head_dim // 2
+    codes = _load_kv(start, place[:, None] + (dim % HALF)[None, :], dim, inside, C, IS_MASKED)
+    fifths = codes
+    if KIND == "int5":
+        offsets = place[:, None] + (HALF + (dim % HALF) // 4)[None, :]
+        fifths = _load_kv(start, offsets, dim, inside, C, IS_MASKED)
+    return decode_packed(codes, fifths, scales_ptr, slot, dim, inside, KIND, HALF)
+
+
+@triton.jit
 def _attend(
     q, top, total, acc, k_ptr, v_ptr, k_scales, v_scales, table, positions, start, stop, end, block_stride,
     scales_stride, scale, soft_cap, window, C: tl.constexpr, IS_MASKED: tl.constexpr,
@@ -143,18 +173,20 @@ def _attend(
     blocks = tl.load(table + key // C.block_size, mask=key < end, other=0)
     for first in tl.range(start, stop, C.block_n, num_stages=C.num_stages):
         key = first + lane
-        place = blocks.to(tl.int64) * block_stride + (key % C.block_size) * C.code_dim
-        offsets = place[:, None] + (dim % C.code_dim if C.is_int4 else dim)[None, :]
-        k = _load_kv(k_ptr, offsets, dim, key < end, C, IS_MASKED)
-        v = _load_kv(v_ptr, offsets, dim, key < end, C, IS_MASKED)
-        if C.kv_kind != "":
-            slot = blocks.to(tl.int64) * scales_stride + key % C.block_size
+        block = blocks.to(tl.int64)
+        k_place = block * block_stride + (key % C.block_size) * C.k_size
+        v_place = block * block_stride + (key % C.block_size) * C.v_size
+        if C.k_kind != "":
+            slot = block * scales_stride + key % C.block_size
+        if C.is_packed:
+            k = _load_packed(k_ptr, k_scales, k_place, slot, dim, key < end, C, C.k_kind, IS_MASKED)
+            v = _load_packed(v_ptr, v_scales, v_place, slot, dim, key < end, C, C.v_kind, IS_MASKED)
+        else:
+            k = _load_kv(k_ptr, k_place[:, None] + dim[None, :], dim, key < end, C, IS_MASKED)
+            v = _load_kv(v_ptr, v_place[:, None] + dim[None, :], dim, key < end, C, IS_MASKED)
         if C.is_scaled:
             k_scale = tl.load(k_scales + slot, mask=key < end, other=0.0)
             v_scale = tl.load(v_scales + slot, mask=key < end, other=0.0)
-        if C.is_int4:
-            k = decode_int4(k, k_scales, slot, dim, key < end, C.code_dim)
-            v = decode_int4(v, v_scales, slot, dim, key < end, C.code_dim)
         following = key + C.block_n
         blocks = tl.load(table + following // C.block_size, mask=following < end, other=0)
         product = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=C.precision)
@@ -239,10 +271,10 @@ def short_tiles_kernel(
         top = tl.full([C.block_m], HIDDEN, tl.float32)
         total = tl.full([C.block_m], 0.0, tl.float32)
         acc = tl.full([C.block_m, C.block_d], 0.0, tl.float32)
-        k_start = k_ptr + kv_head * C.head_stride
-        v_start = v_ptr + kv_head * C.head_stride
-        k_scales = k_scales_ptr + kv_head * C.plane_scales
-        v_scales = v_scales_ptr + kv_head * C.plane_scales
+        k_start = k_ptr + kv_head * C.k_stride
+        v_start = v_ptr + kv_head * C.v_stride
+        k_scales = k_scales_ptr + kv_head * C.k_plane_scales
+        v_scales = v_scales_ptr + kv_head * C.v_plane_scales
         top, total, acc = _attend(
             q, top, total, acc, k_start, v_start, k_scales, v_scales, table, positions, start, end, end,
             block_stride, scales_stride, scale, soft_cap, window, C, True,
@@ -298,10 +330,10 @@ def long_tiles_kernel(
             top = tl.full([C.block_m], HIDDEN, tl.float32)
             total = tl.full([C.block_m], 0.0, tl.float32)
             acc = tl.full([C.block_m, C.block_d], 0.0, tl.float32)
-            k_start = k_ptr + kv_head * C.head_stride
-            v_start = v_ptr + kv_head * C.head_stride
-            k_scales = k_scales_ptr + kv_head * C.plane_scales
-            v_scales = v_scales_ptr + kv_head * C.plane_scales
+            k_start = k_ptr + kv_head * C.k_stride
+            v_start = v_ptr + kv_head * C.v_stride
+            k_scales = k_scales_ptr + kv_head * C.k_plane_scales
+            v_scales = v_scales_ptr + kv_head * C.v_plane_scales
             if C.has_window:
                 top, total, acc = _attend(
                     q, top, total, acc, k_start, v_start, k_scales, v_scales, table, positions, start,

@@ -13,8 +13,11 @@ import triton.language as tl
 
 from headrace.kernels.quantized_cache import QuantizedCache
 
-KIND_NAMES = {"int8": "int8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "int4": "int4"}
+KIND_NAMES = {"int8": "int8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "int4": "int4", "int5": "int5"}
 """Format -> how kernels treat it."""
+
+PAIRED_KINDS = ("int4", "int5")
+"""Their scales are pairs of fp16, scale and minimum."""
 
 
 def cache_arguments(
@@ -24,24 +27,63 @@ def cache_arguments(
     if isinstance(cache, torch.Tensor):
         return cache, cache, "", 0.0
     kind = KIND_NAMES[cache.format.name]
-    words = cache.words.view(torch.float16) if kind == "int4" else cache.words
+    words = cache.words.view(torch.float16) if kind in PAIRED_KINDS else cache.words
     return cache.codes, words, kind, cache.format.largest
 
 
-def cache_geometry(codes: torch.Tensor, words: torch.Tensor, kind: str) -> dict[str, Any]:
-    """What ``TileConfig`` needs to know of a quantized cache; nothing for a dense one."""
-    if not kind:
+def cache_geometry(
+    keys: tuple[torch.Tensor, torch.Tensor], values: tuple[torch.Tensor, torch.Tensor], kinds: tuple[str, str]
+) -> dict[str, Any]:
+    """What ``TileConfig`` needs to know of quantized keys and values, (codes, scales) each; nothing for dense ones."""
+    if not kinds[0]:
         return {}
-    return {"kv_kind": kind, "plane_codes": codes.stride(1), "plane_scales": words.stride(1)}
+    found: dict[str, Any] = {}
+    for name, (codes, words), kind in zip(("k", "v"), (keys, values), kinds, strict=True):
+        found[f"{name}_kind"] = kind
+        found[f"{name}_token"] = codes.shape[-1]
+        found[f"{name}_plane_codes"] = codes.stride(1)
+        found[f"{name}_plane_scales"] = words.stride(1)
+    return found
 
 
 @triton.jit
-def decode_int4(codes, scales_ptr, slot, dim, inside, HALF_DIM: tl.constexpr):
-    """codes [N, D], each byte loaded for both of its elements -> fp32 [N, D]; zeros where not ``inside``."""
+def decode_packed(codes, fifths, scales_ptr, slot, dim, inside, KIND: tl.constexpr, HALF_DIM: tl.constexpr):
+    """codes, and with int5 fifths, [N, D]: each byte loaded for all of its elements -> fp32 [N, D].
+
+    Zeros where not ``inside``.
+    """
     scale = tl.load(scales_ptr + 2 * slot, mask=inside, other=0.0).to(tl.float32)
     minimum = tl.load(scales_ptr + 2 * slot + 1, mask=inside, other=0.0).to(tl.float32)
-    number = (codes.to(tl.int32) >> (4 * (dim // HALF_DIM))[None, :]) & 15
+    half = dim // HALF_DIM
+    number = (codes.to(tl.int32) >> (4 * half)[None, :]) & 15
+    if KIND == "int5":
+        place = 4 * half + (dim % HALF_DIM) % 4
+        number += ((fifths.to(tl.int32) >> place[None, :]) & 1) << 4
     return number.to(tl.float32) * scale[:, None] + minimum[:, None]
+
+
+@triton.jit
+def hadamard_halves(first, second, HALF: tl.constexpr):
+    """``hadamard`` of heads in halves [heads, D/2 padded to a power of two] fp32."""
+    PIECE: tl.constexpr = HALF & -HALF
+    factor: tl.constexpr = (2 * PIECE) ** -0.5
+    return (
+        _turned((first + second) * factor, PIECE),
+        _turned((first - second) * factor, PIECE),
+    )
+
+
+@triton.jit
+def _turned(x, PIECE: tl.constexpr):
+    """The unscaled transform of each ``PIECE`` numbers of a row: sums and differences of neighbours, all sums first, as
+    often as halving takes (Pease's constant geometry)."""
+    ROWS: tl.constexpr = x.shape[0] * x.shape[1] // PIECE
+    rows = tl.reshape(x, [ROWS, PIECE])
+    for level in tl.static_range(0, 8):
+        if (2 << level) <= PIECE:
+            low, high = tl.split(tl.reshape(rows, [ROWS, PIECE // 2, 2]))
+            rows = tl.reshape(tl.permute(tl.join(low + high, low - high), [0, 2, 1]), [ROWS, PIECE])
+    return tl.reshape(rows, [x.shape[0], x.shape[1]])
 
 
 @triton.jit
@@ -57,18 +99,20 @@ def store_quantized(
     dim = tl.arange(0, first.shape[1])
     inside = mask[:, None] & in_half[None, :]
     place = codes_ptr + code_place[:, None] + dim[None, :]
-    if KIND == "int4":
+    if (KIND == "int4") | (KIND == "int5"):
         far = 3.0e38
         low = tl.min(tl.where(in_half[None, :], tl.minimum(first, second), far), axis=1)
         high = tl.max(tl.where(in_half[None, :], tl.maximum(first, second), -far), axis=1)
         minimum = low.to(tl.float16)
-        scale = (tl.maximum(high - minimum.to(tl.float32), 0.0) / 15.0).to(tl.float16)
+        scale = (tl.maximum(high - minimum.to(tl.float32), 0.0) / LARGEST).to(tl.float16)
         wide = scale.to(tl.float32)
         inverse = tl.where(wide > 0.0, 1.0 / tl.where(wide > 0.0, wide, 1.0), 0.0)
         shift = minimum.to(tl.float32)[:, None]
-        low_code = _rounded((first - shift) * inverse[:, None], 0.0, 15.0).to(tl.uint8)
-        high_code = _rounded((second - shift) * inverse[:, None], 0.0, 15.0).to(tl.uint8)
-        tl.store(place, low_code | (high_code << 4), mask=inside)
+        low_code = _rounded((first - shift) * inverse[:, None], 0.0, LARGEST).to(tl.int32)
+        high_code = _rounded((second - shift) * inverse[:, None], 0.0, LARGEST).to(tl.int32)
+        tl.store(place, ((low_code & 15) | ((high_code & 15) << 4)).to(tl.uint8), mask=inside)
+        if KIND == "int5":
+            _store_fifths((low_code >> 4) | (high_code >> 4) << 4, codes_ptr + code_place + HALF, mask, HALF)
         tl.store(scales_ptr + 2 * slot_place, scale, mask=mask)
         tl.store(scales_ptr + 2 * slot_place + 1, minimum, mask=mask)
     else:
@@ -85,6 +129,18 @@ def store_quantized(
             tl.store(place, low.to(dtype), mask=inside)
             tl.store(place + HALF, high.to(dtype), mask=inside)
         tl.store(scales_ptr + slot_place, most / LARGEST, mask=mask)
+
+
+@triton.jit
+def _store_fifths(bits, targets, mask, HALF: tl.constexpr):
+    """bits [heads, D/2 padded]: the first half's fifth bits in bit 0, the second's in bit 4; four elements a byte."""
+    HEADS: tl.constexpr = bits.shape[0]
+    NUM_BYTES: tl.constexpr = bits.shape[1] // 4
+    fours = tl.reshape(bits, [HEADS, NUM_BYTES, 4])
+    byte = tl.sum(fours << tl.arange(0, 4)[None, None, :], axis=2)
+    index = tl.arange(0, NUM_BYTES)
+    inside = mask[:, None] & (index < HALF // 4)[None, :]
+    tl.store(targets[:, None] + index[None, :], byte.to(tl.uint8), mask=inside)
 
 
 @triton.jit

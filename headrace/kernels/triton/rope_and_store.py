@@ -11,7 +11,7 @@ import triton.language as tl
 
 from headrace.kernels.quantized_cache import QuantizedCache
 from headrace.kernels.triton.launch import launch_options, let_next_start, wait_for_previous
-from headrace.kernels.triton.quantized_cache import cache_arguments, store_quantized
+from headrace.kernels.triton.quantized_cache import cache_arguments, hadamard_halves, store_quantized
 
 _HEADS_PER_PROGRAM = 8
 
@@ -39,8 +39,8 @@ def rope_and_store(
         return
     has_norm = q_norm is not None and k_norm is not None
     num_all = num_heads + 2 * num_kv_heads
-    k_codes, k_scales, kind, largest = cache_arguments(k_cache)
-    v_codes, v_scales, _, _ = cache_arguments(v_cache)
+    k_codes, k_scales, k_kind, k_largest = cache_arguments(k_cache)
+    v_codes, v_scales, v_kind, v_largest = cache_arguments(v_cache)
     _rope_and_store_kernel[(num_tokens, triton.cdiv(num_all, _HEADS_PER_PROGRAM))](
         qkv,
         q_norm if has_norm else cos_sin,
@@ -56,9 +56,10 @@ def rope_and_store(
         qkv.stride(0),
         k_codes.stride(0),
         k_codes.stride(1),
-        k_codes.stride(2),
+        v_codes.stride(1),
         k_scales.stride(0),
         k_scales.stride(1),
+        v_scales.stride(1),
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
@@ -66,8 +67,13 @@ def rope_and_store(
         BLOCK_SIZE=k_codes.shape[2],
         HEADS_PER_PROGRAM=_HEADS_PER_PROGRAM,
         HAS_NORM=has_norm,
-        KIND=kind,
-        LARGEST=largest,
+        K_TOKEN=k_codes.shape[3],
+        V_TOKEN=v_codes.shape[3],
+        K_KIND=k_kind,
+        V_KIND=v_kind,
+        K_LARGEST=k_largest,
+        V_LARGEST=v_largest,
+        IS_TURNED=isinstance(k_cache, QuantizedCache) and k_cache.is_turned,
         num_warps=2,
         **launch_options(),
     )
@@ -97,10 +103,11 @@ def _store_halves(target, first, second, mask, HALF: tl.constexpr):
 @triton.jit
 def _rope_and_store_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, eps, cos_sin_ptr, positions_ptr, slots_ptr, k_cache_ptr, v_cache_ptr,
-    k_scales_ptr, v_scales_ptr, qkv_stride, block_stride, head_stride, slot_stride, scales_block_stride,
-    scales_head_stride, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    HALF_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr,
-    HAS_NORM: tl.constexpr, KIND: tl.constexpr, LARGEST: tl.constexpr, PDL: tl.constexpr,
+    k_scales_ptr, v_scales_ptr, qkv_stride, block_stride, k_head_stride, v_head_stride, scales_block_stride,
+    k_scales_stride, v_scales_stride, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HALF_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr, HAS_NORM: tl.constexpr,
+    K_TOKEN: tl.constexpr, V_TOKEN: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr,
+    K_LARGEST: tl.constexpr, V_LARGEST: tl.constexpr, IS_TURNED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -125,36 +132,47 @@ def _rope_and_store_kernel(
     if HAS_NORM:
         first, second = _normed(first, second, is_query, q_norm_ptr, k_norm_ptr, dim, in_half, eps, HEAD_DIM)
     dtype = qkv_ptr.dtype.element_ty
-    turned_first = (first * cos - second * sin).to(dtype)
-    turned_second = (second * cos + first * sin).to(dtype)
+    turned_first = first * cos - second * sin
+    turned_second = second * cos + first * sin
+    if IS_TURNED:
+        turned_first, turned_second = hadamard_halves(turned_first, turned_second, HALF)
+    turned_first = turned_first.to(dtype)
+    turned_second = turned_second.to(dtype)
     rotated = inside & is_rotated[:, None]
     tl.store(place, turned_first, mask=rotated)
     tl.store(place + HALF, turned_second, mask=rotated)
 
     # in the cache: keys of heads [H, H+K), values of heads [H+K, H+2K)
     kv_head = tl.where(is_rotated, head - NUM_HEADS, head - NUM_HEADS - NUM_KV_HEADS)
-    offset = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride
-    if KIND != "":
+    block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    wide_head = kv_head.to(tl.int64)
+    k_place = block * block_stride + place * K_TOKEN + wide_head * k_head_stride
+    v_place = block * block_stride + place * V_TOKEN + wide_head * v_head_stride
+    if K_KIND != "":
         head_first = tl.where(is_rotated[:, None], turned_first, first_raw).to(tl.float32)
         head_second = tl.where(is_rotated[:, None], turned_second, second_raw).to(tl.float32)
-        code_place = offset + kv_head.to(tl.int64) * head_stride
-        slot_place = (slot // BLOCK_SIZE) * scales_block_stride + kv_head.to(tl.int64) * scales_head_stride
-        if KIND == "int4":  # scales are pairs of fp16: strides count those, places count pairs
-            slot_place = slot_place // 2
-        slot_place += slot % BLOCK_SIZE
         is_kv = (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (slot >= 0)
+        k_scale = _scale_place(block, place, wide_head, scales_block_stride, k_scales_stride, K_KIND)
+        v_scale = _scale_place(block, place, wide_head, scales_block_stride, v_scales_stride, V_KIND)
         store_quantized(
-            head_first, head_second, k_cache_ptr, k_scales_ptr, code_place, slot_place,
-            is_kv & is_rotated & (~is_query), in_half, KIND, LARGEST, HALF,
+            head_first, head_second, k_cache_ptr, k_scales_ptr, k_place, k_scale,
+            is_kv & is_rotated & (~is_query), in_half, K_KIND, K_LARGEST, HALF,
         )  # fmt: skip
         store_quantized(
-            head_first, head_second, v_cache_ptr, v_scales_ptr, code_place, slot_place,
-            is_kv & (~is_rotated), in_half, KIND, LARGEST, HALF,
+            head_first, head_second, v_cache_ptr, v_scales_ptr, v_place, v_scale,
+            is_kv & (~is_rotated), in_half, V_KIND, V_LARGEST, HALF,
         )  # fmt: skip
         return
-    target = offset + kv_head[:, None].to(tl.int64) * head_stride + dim[None, :]
-    is_stored = inside & (slot >= 0)
-    _store_halves(
-        k_cache_ptr + target, turned_first, turned_second, is_stored & (is_rotated & ~is_query)[:, None], HALF
-    )
-    _store_halves(v_cache_ptr + target, first_raw, second_raw, is_stored & (~is_rotated)[:, None], HALF)
+    is_key = inside & (slot >= 0) & (is_rotated & ~is_query)[:, None]
+    is_value = inside & (slot >= 0) & (~is_rotated)[:, None]
+    _store_halves(k_cache_ptr + k_place[:, None] + dim[None, :], turned_first, turned_second, is_key, HALF)
+    _store_halves(v_cache_ptr + v_place[:, None] + dim[None, :], first_raw, second_raw, is_value, HALF)
+
+
+@triton.jit
+def _scale_place(block, place, head, block_stride, head_stride, KIND: tl.constexpr):
+    """Where a slot's scale is; pairs of fp16 are counted as one, strides count fp16."""
+    before = block * block_stride + head * head_stride
+    if (KIND == "int4") | (KIND == "int5"):
+        before = before // 2
+    return before + place

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("instruction_set", "threads")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 17])
-@pytest.mark.parametrize("head_dim", [16, 22])
+@pytest.mark.parametrize("head_dim", [16, 24, 80])
 @pytest.mark.parametrize("name", KV_FORMATS)
 def test_attention(name: str, head_dim: int, window: int | None, dtype: torch.dtype) -> None:
     shape = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=head_dim)
@@ -31,12 +31,12 @@ def test_attention(name: str, head_dim: int, window: int | None, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [16, 22])
+@pytest.mark.parametrize("head_dim", [16, 24, 80])
 @pytest.mark.parametrize("name", KV_FORMATS)
 def test_rope_and_store_writes_the_references_bytes(name: str, head_dim: int, dtype: torch.dtype) -> None:
-    form = KV_FORMATS[name]
-    specs = kv_cache_specs_for([None], 3, head_dim, 4, form)
-    layout = KVCacheLayout.for_specs(specs, 3, head_dim, 4, form)
+    forms = KV_FORMATS[name]
+    specs = kv_cache_specs_for([None], 3, head_dim, 4, forms)
+    layout = KVCacheLayout.for_specs(specs, 3, head_dim, 4, forms)
     caches = [KVCache(specs, layout, 5) for _ in range(2)]
     for cache in caches:
         cache.blocks.fill_(7)
@@ -47,6 +47,7 @@ def test_rope_and_store_writes_the_references_bytes(name: str, head_dim: int, dt
     cos_sin = torch.zeros(8, head_dim)
     cos_sin[:, : head_dim // 2] = torch.tensor([1.0, -1.0]).repeat(4)[:, None]
     positions, slots = torch.arange(6), torch.tensor([0, 5, 19, 8, 2, 11])
-    for op, cache, tensor in ((rope_and_store, caches[0], qkv.clone()), (reference, caches[1], qkv.clone())):
+    tensors = qkv.clone(), qkv.clone()
+    for op, cache, tensor in zip((rope_and_store, reference), caches, tensors, strict=True):
         op(tensor, None, None, 0.0, cos_sin, positions, slots, *cache.layer_views(0), 4, 3, head_dim)
-    assert torch.equal(caches[0].blocks, caches[1].blocks)
+    assert torch.equal(caches[0].blocks, caches[1].blocks) and torch.equal(*tensors)
