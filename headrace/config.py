@@ -73,7 +73,7 @@ class CacheConfig:
         "auto", "float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2", "int4"
     ] = knob(
         "auto",
-        "type of cached keys and values; auto is the compute type, 8 and 4 bits have scales by token and head",
+        "type of cached keys and values; auto is the compute type, 8 bits and fewer have scales by token and head",
     )
     enable_prefix_caching: bool = knob(True, "reuse the KV of prompts that start alike")
     min_copy_tokens: int = knob(
@@ -158,6 +158,10 @@ class SharingConfig:
     )
     disk_cache_path: str | None = knob(None, "folder for cached blocks in files, which outlive the process")
     disk_cache_bytes: int = knob(16 << 30, "bytes of files for one model in disk_cache_path at most")
+    tier_cache_dtype: Literal["auto", "int8", "int4"] = knob(
+        "auto",
+        "form of blocks in host memory and files: auto is that of the device's, the others are smaller and lossy",
+    )
 
 
 @dataclass(frozen=True)

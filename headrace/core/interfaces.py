@@ -118,9 +118,13 @@ class DiskBlocks(Protocol):
 
 
 class HostBlocks(Protocol):
-    """Slots of host memory, each holding one block, and the copies between them and the device."""
+    """Slots of host memory, each holding one block, and the copies between them and the device.
+
+    slot_bytes: of one block in its slot, which may be in another form than on the device.
+    """
 
     num_slots: int
+    slot_bytes: int
 
     def view(self, slot: int) -> memoryview:
         """The bytes of one slot."""

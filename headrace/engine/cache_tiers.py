@@ -17,11 +17,11 @@ from headrace.kv_transfer.disk_store import DiskStore
 class TierExecutor(Protocol):
     """An executor whose device blocks can be copied beside its steps."""
 
-    def open_host_memory(self, num_bytes: int) -> HostBlocks:
-        """So much host memory for blocks. Raises ConfigError when it cannot be had."""
+    def open_host_memory(self, num_bytes: int, dtype: str) -> HostBlocks:
+        """So much host memory for blocks in a form (``tier_cache_dtype``). Raises ConfigError when it cannot be had."""
 
-    def cache_fingerprint(self) -> bytes:
-        """16 bytes that tell apart what the bytes of a block mean."""
+    def cache_fingerprint(self, dtype: str) -> bytes:
+        """16 bytes that tell apart what the bytes of a block mean in that form."""
 
 
 def make_tiers(
@@ -40,12 +40,13 @@ def make_tiers(
     specs = executor.kv_cache_specs()
     _check(specs, executor)
     able = cast(TierExecutor, executor)
+    host = able.open_host_memory(sharing.host_cache_bytes, sharing.tier_cache_dtype)
     disk = None
     if sharing.disk_cache_path is not None:
         disk = DiskStore(
             Path(sharing.disk_cache_path).expanduser(),
-            able.cache_fingerprint(),
-            specs[0].bytes_per_block,
+            able.cache_fingerprint(sharing.tier_cache_dtype),
+            host.slot_bytes,
             sharing.disk_cache_bytes,
         )
 
@@ -56,7 +57,7 @@ def make_tiers(
         features.add(start, num_tokens, samples=False)
         return cost_model.predict_ms(features)
 
-    return TieredCache(able.open_host_memory(sharing.host_cache_bytes), disk, block_size, recompute_ms)
+    return TieredCache(host, disk, block_size, recompute_ms)
 
 
 def _check(specs: list[KVCacheSpec], executor: Executor) -> None:

@@ -34,8 +34,22 @@ class Files(Protocol):
         """Fill ``out`` with a block; False if the file cannot be used."""
 
 
+class Compression(Protocol):
+    """Another form of blocks, in host memory and below."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a block in that form."""
+
+    def compress(self, block: torch.Tensor) -> torch.Tensor:
+        """block [bytes_per_block] uint8 -> [num_bytes] uint8 on the same device."""
+
+    def restore(self, compressed: torch.Tensor) -> torch.Tensor:
+        """The other way."""
+
+
 class HostMemory:
-    """[num_slots, bytes_per_block] of host memory. One thread does all copies, in order.
+    """[num_slots, slot_bytes] of host memory. One thread does all copies, in order.
 
     Device blocks are only read when the steps that wrote them have completed, and only written while nobody else may
     use them; so nothing here waits for the computing queue.
@@ -44,35 +58,46 @@ class HostMemory:
         blocks: [num_blocks, bytes_per_block] uint8, the device's.
         num_bytes: host memory to take; whole blocks of it are used.
         stream: the device's queue for copies; None: copies are plain.
+        compression: the form of blocks in slots; None: as on the device.
+
+    Attributes:
+        num_slots: blocks that fit.
+        slot_bytes: bytes of one.
 
     Raises: ConfigError when it does not hold a block, or cannot be had.
     """
 
-    def __init__(self, blocks: torch.Tensor, num_bytes: int, stream: CopyStream | None) -> None:
-        block_bytes = blocks.shape[1]
-        self.num_slots = num_bytes // block_bytes
+    def __init__(
+        self,
+        blocks: torch.Tensor,
+        num_bytes: int,
+        stream: CopyStream | None,
+        compression: Compression | None = None,
+    ) -> None:
+        self.slot_bytes = blocks.shape[1] if compression is None else compression.num_bytes
+        self.num_slots = num_bytes // self.slot_bytes
         if not self.num_slots:
             raise ConfigError(
-                f"host_cache_bytes is {num_bytes}, less than one KV block of {block_bytes} bytes; raise it or leave "
-                "it out"
+                f"host_cache_bytes is {num_bytes}, less than one KV block of {self.slot_bytes} bytes; raise it or "
+                "leave it out"
             )
         self._blocks = blocks
+        self._compression = compression
         self._stream = stream
         try:
             self._memory = torch.empty(
-                (self.num_slots, block_bytes), dtype=torch.uint8, pin_memory=stream is not None
+                (self.num_slots, self.slot_bytes), dtype=torch.uint8, pin_memory=stream is not None
             )
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(
                 f"host memory for the cache tier cannot be had ({num_bytes} bytes); lower host_cache_bytes"
             ) from error
-        self._block_bytes = block_bytes
         self._bytes: memoryview = memoryview(self._memory.numpy().reshape(-1))  # type: ignore[arg-type]
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-tier")
 
     def view(self, slot: int) -> memoryview:
         """The bytes of one slot."""
-        return self._bytes[slot * self._block_bytes : (slot + 1) * self._block_bytes]
+        return self._bytes[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
     def store(self, block: int, slot: int) -> BlockTransfer:
         """Begin to copy a device block into a slot. On a device without a copy queue it is done on return."""
@@ -94,7 +119,12 @@ class HostMemory:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _store(self, block: int, slot: int, transfer: BlockTransfer) -> None:
-        self._move(transfer, lambda: self._memory[slot].copy_(self._blocks[block], non_blocking=True), 1)
+        def copy() -> None:
+            source = self._blocks[block]
+            source = source if self._compression is None else self._compression.compress(source)
+            self._memory[slot].copy_(source, non_blocking=True)
+
+        self._move(transfer, copy, 1)
 
     def _load(self, items: list[Item], files: Files | None, transfer: BlockTransfer) -> None:
         start = time.perf_counter()
@@ -106,7 +136,10 @@ class HostMemory:
 
         def copy() -> None:
             for item in items[:num_ready]:
-                self._blocks[item.block].copy_(self._memory[item.slot], non_blocking=True)
+                source = self._memory[item.slot]
+                if self._compression is not None:
+                    source = self._compression.restore(source.to(self._blocks.device, non_blocking=True))
+                self._blocks[item.block].copy_(source, non_blocking=True)
 
         self._move(transfer, copy, num_ready, start)
 

@@ -51,10 +51,10 @@ class StepWorker(Protocol):
     def sample_tokens(self, mask: TokenMask | None) -> PendingStep:
         """Queue the sampling of it on the device."""
 
-    def open_host_memory(self, num_bytes: int) -> HostMemory:
-        """Host memory for KV blocks."""
+    def open_host_memory(self, num_bytes: int, dtype: str = "auto") -> HostMemory:
+        """Host memory for KV blocks, in the form of ``tier_cache_dtype``."""
 
-    def cache_fingerprint(self) -> bytes:
+    def cache_fingerprint(self, dtype: str = "auto") -> bytes:
         """What the bytes of a KV block depend on."""
 
     def shutdown(self) -> None:
@@ -111,13 +111,13 @@ class InProcessExecutor:
         """Blocks that were allocated on the device."""
         return self._worker.num_kv_blocks()
 
-    def open_host_memory(self, num_bytes: int) -> HostMemory:
+    def open_host_memory(self, num_bytes: int, dtype: str = "auto") -> HostMemory:
         """Host memory that KV blocks can be copied to and from, beside steps. Raises ConfigError."""
-        return self._worker.open_host_memory(num_bytes)
+        return self._worker.open_host_memory(num_bytes, dtype)
 
-    def cache_fingerprint(self) -> bytes:
-        """16 bytes that tell apart what the bytes of a KV block mean."""
-        return self._worker.cache_fingerprint()
+    def cache_fingerprint(self, dtype: str = "auto") -> bytes:
+        """16 bytes that tell apart what the bytes of a KV block mean in tiers of ``tier_cache_dtype``."""
+        return self._worker.cache_fingerprint(dtype)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[None]:
         """Start the forward of one step. Raises EngineDeadError if an earlier step failed."""

@@ -19,7 +19,9 @@ from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput
 from headrace.core.token_mask import TokenMask
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan
+from headrace.kernels.quantized_cache import KV_FORMATS
 from headrace.kernels.registry import Ops, kernel_kinds, load_kernels
+from headrace.kv_transfer.compression import BlockCompression
 from headrace.kv_transfer.fingerprint import fingerprint
 from headrace.kv_transfer.host_memory import HostMemory
 from headrace.layers.context import LayerContext
@@ -184,17 +186,34 @@ class Worker:
             for step in steps:
                 self._runner.take_tokens(step)
 
-    def open_host_memory(self, num_bytes: int) -> HostMemory:
-        """Host memory that KV blocks can be copied to and from, beside steps. Raises ConfigError."""
-        assert self._runner is not None, "the worker was shut down"
-        return HostMemory(self._runner.kv_cache.blocks, num_bytes, self._platform.new_copy_stream())
+    def open_host_memory(self, num_bytes: int, dtype: str = "auto") -> HostMemory:
+        """Host memory that KV blocks can be copied to and from, beside steps.
 
-    def cache_fingerprint(self) -> bytes:
-        """16 bytes of all that the bytes of a KV block depend on."""
+        Args:
+            num_bytes: of host memory.
+            dtype: ``tier_cache_dtype``; blocks that are quantized already stay as they are.
+
+        Raises: ConfigError.
+        """
+        assert self._runner is not None, "the worker was shut down"
+        blocks, stream = self._runner.kv_cache.blocks, self._platform.new_copy_stream()
+        return HostMemory(blocks, num_bytes, stream, self._compression(dtype))
+
+    def _compression(self, dtype: str) -> BlockCompression | None:
+        if dtype == "auto" or not isinstance(self.kv_dtype, torch.dtype):
+            return None
+        assert self._runner is not None
+        stored_kv_type(dtype, self.dtype, self._arch.head_dim, setting="tier_cache_dtype")
+        return BlockCompression(dtype, self._runner.kv_cache.layout, self.kv_dtype)
+
+    def cache_fingerprint(self, dtype: str = "auto") -> bytes:
+        """16 bytes of all that the bytes of a KV block depend on in tiers of ``tier_cache_dtype``."""
         layout = (self._specs, self._num_kv_heads, self._arch.head_dim, self._cache.block_size)
         types = (self.dtype, self.kv_dtype, self._cache.kv_cache_dtype)
         weights = (self._model_config.load_format, self._model_config.seed)
-        return fingerprint(self._source.path, (self._arch, layout, types, weights))
+        compression = self._compression(dtype)
+        form = () if compression is None else ((compression.name, KV_FORMATS[compression.name]),)
+        return fingerprint(self._source.path, (self._arch, layout, types, weights, *form))
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run a step's forward."""

@@ -24,6 +24,7 @@ class FakeHost:
 
     def __init__(self, num_slots: int, delay: int = 0, failures: float = 0.0) -> None:
         self.num_slots = num_slots
+        self.slot_bytes = 8 * BLOCK
         self.delay = delay
         self.slots = np.zeros((num_slots, BLOCK), np.uint64)
         self.harness: CoreHarness | None = None

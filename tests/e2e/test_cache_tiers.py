@@ -27,8 +27,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     return folder, [greedy_reference(model, prompt, NUM_OUTPUT) for prompt in documents()]
 
 
-def run(folder: Path, references: list[Any], rounds: int = 3, **options: Any) -> Any:
-    """Every document in turn, over a device cache that holds about two of them."""
+def run(folder: Path, references: list[Any], rounds: int = 3, is_lossy: bool = False, **options: Any) -> Any:
+    """Every document in turn, over a device cache that holds about two of them.
+
+    is_lossy: blocks are rounded: most first tokens, which are computed from them, stay as they are.
+    """
     llm = LLM(
         str(folder),
         **{
@@ -46,7 +49,11 @@ def run(folder: Path, references: list[Any], rounds: int = 3, **options: Any) ->
             (output,) = llm.generate([prompt], params, use_tqdm=False)
             comparison.add(f"document {number}", reference, output.outputs[0].token_ids)
             llm._core.scheduler.check_integrity()  # type: ignore[union-attr]
-    comparison.check()
+    if is_lossy:
+        firsts = [failure for failure in comparison.failures if ": token 0 " in failure]
+        assert len(firsts) <= 0.4 * rounds * len(references), comparison.failures
+    else:
+        comparison.check()
     stats = llm._core.stats()  # type: ignore[union-attr]
     llm.shutdown()
     return stats
@@ -85,6 +92,29 @@ def test_damaged_files_cost_time_only(llama: tuple[Path, list[Any]], tmp_path: P
     assert stats.num_failed_blocks > 0
 
 
+def test_compressed_tiers_hold_more_and_change_few_answers(llama: tuple[Path, list[Any]]) -> None:
+    room = 12 * 3 * 2 * 2 * 16 * 16 * 4  # of a dozen blocks, of about thirty
+    plain = run(*llama, host_cache_bytes=room)
+    small = run(*llama, host_cache_bytes=room, tier_cache_dtype="int8", is_lossy=True)
+    assert plain.num_host_blocks <= 12 < small.num_host_blocks
+    assert small.host_hit_tokens > plain.host_hit_tokens and small.num_failed_blocks == 0
+
+
+def test_files_of_another_form_are_never_read(llama: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    """Each form has a folder of its own; a quantized cache has one form only."""
+    tiers = {"host_cache_bytes": 1 << 20, "disk_cache_path": str(tmp_path), "is_lossy": True}
+    num_folders = 0
+    for kv in ("auto", "int8"):
+        for form in ("auto", "int8", "int4"):
+            stats = run(*llama, rounds=1, **tiers, tier_cache_dtype=form, kv_cache_dtype=kv)
+            is_new = kv == "auto" or form == "auto"
+            num_folders += is_new
+            assert len(list(tmp_path.iterdir())) == num_folders
+            assert (stats.disk_hit_tokens == 0) == is_new
+    again = run(*llama, rounds=1, **tiers, tier_cache_dtype="int8")
+    assert again.disk_hit_tokens > 0
+
+
 def test_what_cannot_have_tiers_is_refused(llama: tuple[Path, list[Any]], tmp_path: Path) -> None:
     folder = tmp_path / "gemma3"
     make_model("gemma3", folder)
@@ -92,5 +122,15 @@ def test_what_cannot_have_tiers_is_refused(llama: tuple[Path, list[Any]], tmp_pa
         LLM(str(folder), skip_tokenizer_init=True, num_kv_blocks=200, host_cache_bytes=1 << 20)
     with pytest.raises(ConfigError, match="host_cache_bytes"):
         LLM(str(llama[0]), skip_tokenizer_init=True, num_kv_blocks=20, disk_cache_path=str(tmp_path))
+    odd = tmp_path / "odd"
+    make_model("llama", odd, head_dim=12)
+    with pytest.raises(ConfigError, match="tier_cache_dtype 'int4' needs a head size"):
+        LLM(
+            str(odd),
+            skip_tokenizer_init=True,
+            num_kv_blocks=20,
+            host_cache_bytes=1 << 20,
+            tier_cache_dtype="int4",
+        )
     with pytest.raises(ConfigError, match="host_cache_bytes is 10"):
         LLM(str(llama[0]), skip_tokenizer_init=True, num_kv_blocks=20, host_cache_bytes=10)
