@@ -11,10 +11,12 @@ import random
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from headrace.config import EngineConfig
+from headrace.core import prefix_wait
 from headrace.core.output import EngineCoreRequest
 from headrace.engine.assemble import build_engine_core
 from headrace.sampling_params import SamplingParams
@@ -30,8 +32,15 @@ FACTORS: dict[str, list[Any]] = {
     "n": [1, 3],
     "arrival": ["together", "reversed", "staggered"],
     "kernels": ["auto", "reference"],
-    "cascade": ["auto", "on"],
+    "cascade": ["auto", "on", "off"],
+    "tiers": ["none", "host"],
+    "salts": [1, 2],
+    "wait": [prefix_wait.MIN_SAVED_TOKENS, 1, 1 << 30],
 }
+"""``salts``: how many tenants the prompts belong to. ``tiers``: with host memory, every prompt is asked for twice.
+``wait``: tokens for which a request waits for another that computes them: as it is, always, never."""
+
+NOT_SETTINGS = ("memory", "n", "arrival", "tiers", "salts", "wait")
 NUM_OUTPUT = 20
 
 
@@ -61,6 +70,11 @@ def pairs() -> list[dict[str, Any]]:
     return chosen
 
 
+def models_for(setting: dict[str, Any]) -> list[str]:
+    """Models that can have it: tiers hold layers that keep every token."""
+    return [name for name in MAKERS if setting["tiers"] == "none" or name in ("llama", "qwen3")]
+
+
 def _pairs_of(setting: dict[str, Any]) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
     return set(itertools.combinations(setting.items(), 2))
 
@@ -88,6 +102,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def run(folder: Path, setting: dict[str, Any]) -> tuple[dict[str, list[list[int]]], Any]:
     """All prompts through the engine core; {prompt name: answers of its children}, and the core."""
+    with mock.patch.object(prefix_wait, "MIN_SAVED_TOKENS", setting["wait"]):
+        return _run(folder, setting)
+
+
+def _run(folder: Path, setting: dict[str, Any]) -> tuple[dict[str, list[list[int]]], Any]:
     block_size = setting["block_size"]
     roomy = 13 * setting["n"] * (-(-110 // block_size) + 2)
     longest = -(-(76 + NUM_OUTPUT + 4) // block_size) + 1
@@ -100,14 +119,23 @@ def run(folder: Path, setting: dict[str, Any]) -> tuple[dict[str, list[list[int]
         num_kv_blocks=groups * (roomy if setting["memory"] == "roomy" else longest * 2 + 2),
         max_num_seqs=16,
         max_num_batched_tokens=512,
-        **{k: v for k, v in setting.items() if k not in ("memory", "n", "arrival")},
+        host_cache_bytes=0 if setting["tiers"] == "none" else 16 << 20,
+        **{k: v for k, v in setting.items() if k not in NOT_SETTINGS},
     )
     core = build_engine_core(config)
     requests = []
-    for number, prompt in enumerate(prompts()):
+    rounds = "pq" if setting["tiers"] == "host" else "p"  # what was evicted is asked for again
+    for name, (number, prompt) in itertools.product(rounds, enumerate(prompts())):
         params = SamplingParams(n=setting["n"], temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True)
         requests.append(
-            EngineCoreRequest(f"p{number}", prompt, params, NUM_OUTPUT, priority=(number * 7) % 3)
+            EngineCoreRequest(
+                f"{name}{number}",
+                prompt,
+                params,
+                NUM_OUTPUT,
+                namespace=str(number % setting["salts"]),
+                priority=(number * 7) % 3,
+            )
         )
     if setting["arrival"] == "reversed":
         requests.reverse()
@@ -129,15 +157,16 @@ def run(folder: Path, setting: dict[str, Any]) -> tuple[dict[str, list[list[int]
 def compare(folder: Path, references: list[Reference], setting: dict[str, Any]) -> Any:
     answers, core = run(folder, setting)
     comparison = Comparison()
-    for number, reference in enumerate(references):
-        for child, token_ids in enumerate(answers[f"p{number}"]):
-            comparison.add(f"p{number}.{child} {setting}", reference, token_ids)
+    for name, children in answers.items():
+        for child, token_ids in enumerate(children):
+            comparison.add(f"{name}.{child} {setting}", references[int(name[1:])], token_ids)
     comparison.check()
     return core
 
 
-@pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("index", range(len(singles())))
+@pytest.mark.parametrize(
+    ("name", "index"), [(name, i) for i, setting in enumerate(singles()) for name in models_for(setting)]
+)
 def test_one_switch_changes_no_token(model_folder: Any, name: str, index: int) -> None:
     folder, references = model_folder(name)
     compare(folder, references, singles()[index])
@@ -145,7 +174,8 @@ def test_one_switch_changes_no_token(model_folder: Any, name: str, index: int) -
 
 @pytest.mark.parametrize("index", range(len(pairs())))
 def test_two_switches_change_no_token(model_folder: Any, index: int) -> None:
-    folder, references = model_folder(list(MAKERS)[index % len(MAKERS)])
+    names = models_for(pairs()[index])
+    folder, references = model_folder(names[index % len(names)])
     compare(folder, references, pairs()[index])
 
 
@@ -161,3 +191,22 @@ def test_the_tight_setting_does_preempt_and_the_cache_does_hit(model_folder: Any
     core = compare(folder, references, setting)
     assert core.stats().num_preemptions > 0
     assert core.stats().prefix_hit_tokens > 0
+
+
+def test_tiers_do_give_back_blocks(model_folder: Any) -> None:
+    folder, references = model_folder("llama")
+    setting = {**singles()[0], "memory": "tight", "arrival": "staggered", "tiers": "host", "wait": 1 << 30}
+    core = compare(folder, references, setting)
+    assert core.stats().num_stored_blocks > 0
+    assert core.stats().host_hit_tokens > 0
+
+
+def test_tenants_share_nothing_and_waiting_shares_more(model_folder: Any) -> None:
+    folder, references = model_folder("llama")
+    hits = {}
+    for salts in (1, len(references)):
+        for wait in (1, 1 << 30):
+            core = compare(folder, references, {**singles()[0], "salts": salts, "wait": wait})
+            hits[salts == 1, wait == 1] = core.stats().prefix_hit_tokens
+    assert hits[False, False] == hits[False, True] == 0 < hits[True, True]
+    assert hits[True, False] < hits[True, True]
