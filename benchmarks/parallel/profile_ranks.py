@@ -37,7 +37,8 @@ def work(world: World, device: torch.device, options: dict[str, Any], args: argp
     """One rank."""
     config = with_device_defaults(EngineConfig.from_options(**options))
     worker = Worker(config.model, config.cache, config.scheduler, config.parallel, config.device, world=world)
-    core = assemble(config, InProcessExecutor(worker, config.scheduler.steps_outstanding))
+    executor = InProcessExecutor(worker, config.scheduler.steps_outstanding, worker.is_asynchronous)
+    core = assemble(config, executor)
     rng = random.Random(0)
     for number in range(args.requests):
         ids = [rng.randrange(3, 100) for _ in range(args.context)]
