@@ -84,6 +84,11 @@ def count_text(value: Any) -> None:
             pending += item
 
 
+def size(value: str | bytes | list[Any] | tuple[Any, ...]) -> int:
+    """The memory of a text or a list itself, in characters of text: an item of a list takes a pointer."""
+    return len(value) * (8 if isinstance(value, (list, tuple)) else 1)
+
+
 def count_repeats(text: str, times: int) -> None:
     """Counts a text that is to be put down ``times`` times."""
     step(len(text) * max(times, 0))
@@ -132,7 +137,7 @@ def check_product(left: Any, right: Any) -> None:
     """Counts a repetition, and refuses products of numbers that have thousands of digits."""
     for one, other in ((left, right), (right, left)):
         if isinstance(one, (str, bytes, list, tuple)) and isinstance(other, int):
-            step(len(one) * max(other, 0))
+            step(size(one) * max(other, 0))
     if isinstance(left, int) and isinstance(right, int):
         check_bits(left.bit_length() + right.bit_length())
 

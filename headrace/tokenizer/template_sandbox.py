@@ -123,7 +123,7 @@ class _SandboxedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """An operator that can make something large."""
         if operator == "+" and isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
-            budget.step(len(left) + len(right))
+            budget.step(budget.size(left) + budget.size(right))
         elif operator == "%" and isinstance(left, str):
             budget.check_format(left, right if isinstance(right, tuple) else (right,))
         elif operator == "*":

@@ -110,6 +110,8 @@ def test_no_way_out(source: str) -> None:
         "{{ (['y'] * 99999) | join('x' * 99999) }}",
         "{{ ('%s' * 999) % (['x' * 999999] * 999) | list }}",
         "{{ 9 ** 9999999999 }}",
+        "{{ ([1] * 99999999) | length }}",
+        "{% set n = namespace(t=[1]) %}{% for a in range(26) %}{% set n.t = n.t + n.t %}{% endfor %}",
         "{{ lipsum(n=99999) }}",
         "{% for x in [1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
         "{{ [1, 2, 3] | batch(9999999999, 'x') | list }}",
