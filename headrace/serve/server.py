@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
+import logging
 import signal
 import socket
 import sys
@@ -14,7 +14,7 @@ import uvicorn
 
 from headrace.engine.async_llm import AsyncLLM
 from headrace.engine.progress import LoadBar
-from headrace.errors import HeadraceError
+from headrace.errors import EngineDeadError, HeadraceError
 from headrace.observe.stages import Stages
 from headrace.serve.app import build_app
 from headrace.serve.context import ServerContext
@@ -22,6 +22,12 @@ from headrace.serve.settings import ServerConfig
 
 _KEEP_ALIVE_S = 75
 _WATCH_S = 0.1
+_LAST_WORDS_S = 1.0
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """False for requests that the server's own end broke off: nobody need know where."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 class _Server(uvicorn.Server):
@@ -63,9 +69,10 @@ class Serving:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(config.drain_s),
         )
         self._server = _Server(options)
+        self._drain_s = config.drain_s
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
 
     def run(self) -> None:
         """Serve until told to stop. Raises the error that kept the engine from loading."""
@@ -94,11 +101,20 @@ class Serving:
         """The first signal drains, a second one ends at once."""
         if self._context.is_draining:
             self._announce(f"{name} again: ending now")
-            self._server.force_exit = True
+            self._end_answers()
             return
         self._context.is_draining = self._server.should_exit = True
         count = self._llm.num_unfinished
         self._announce(f"{name}: no new requests; {count} running" if count else f"{name}: ending")
+        asyncio.get_running_loop().call_later(self._drain_s, self._end_answers)
+
+    def _end_answers(self) -> None:
+        """Answers that still run fail, and their clients are told; those who do not take it are cut off soon after."""
+        self._llm.on_death(EngineDeadError("the server has ended before this answer did"))
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._cut_off)
+
+    def _cut_off(self) -> None:
+        self._server.force_exit = True
 
     async def _watch_loading(self) -> None:
         """Tell how loading goes. A server whose model cannot be loaded ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -93,12 +94,22 @@ def test_sigterm_drains(launch: Launch) -> None:
 
 def test_drain_has_a_limit(launch: Launch) -> None:
     server = launch(core=PACED, server={"drain_s": 1}).wait_ready()
-    raw = server.open_raw("/v1/completions", {"prompt": "Hi", "max_tokens": 8000})
-    server.wait_metric("num_requests_running", 1)
+    plain, streamed = (
+        in_background(lambda is_stream=is_stream: server.complete("Hi", max_tokens=8000, stream=is_stream))
+        for is_stream in (False, True)
+    )
+    slow = server.open_raw("/v1/completions", {"prompt": "Hi", "max_tokens": 8000, "stream": True})
+    server.wait_metric("num_requests_running", 3)
     start = time.monotonic()
     assert server.stop() == 0
     assert 0.8 < time.monotonic() - start < 6
-    raw.close()
+    for thread, _ in (plain, streamed):
+        thread.join(5)
+    assert plain[1][0].status_code == 503 and "has ended" in plain[1][0].json()["error"]["message"]
+    last = streamed[1][0].text.strip().rpartition("data: ")[2]
+    assert json.loads(last)["error"]["type"] == "service_unavailable_error"
+    assert "Traceback" not in server.output(), server.output()
+    slow.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -111,6 +122,7 @@ def test_second_signal_does_not_wait(launch: Launch, number: signal.Signals) -> 
     assert server.process.poll() is None
     server.process.send_signal(number)
     assert server.process.wait(5) == 0
+    assert "Traceback" not in server.output(), server.output()
     raw.close()
 
 
