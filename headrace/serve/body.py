@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from headrace.serve.errors import ApiError, ClientGone
+from headrace.serve.known_values import known_values
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -19,6 +20,7 @@ _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _EXPECTED = re.compile(r"Expected `(.*)`, got `(.*)`")
+_WRONG_VALUE = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL)
 _PATH = re.compile(r" - at `(.*)`$", re.DOTALL)
 _WORDS = {
     "int": "an integer",
@@ -123,9 +125,13 @@ def _explain(text: str, kind: type[msgspec.Struct], outer: str = "") -> ApiError
     if unknown := _UNKNOWN.fullmatch(text):
         return _unknown_field(unknown[1], path, () if path else kind.__struct_fields__)
     if missing := _MISSING.fullmatch(text):
-        return ApiError(
-            400, f"{where} lacks the field {missing[1]!r}", param=missing[1], code="missing_field"
-        )
+        name = f"{path}.{missing[1]}" if path else missing[1]
+        return ApiError(400, f"{where} lacks the field {missing[1]!r}", param=name, code="missing_field")
+    if wrong := _WRONG_VALUE.fullmatch(text):
+        values = list(map(repr, known_values(kind, found[1].removeprefix("$") if found else "")))
+        wanted = f"one of {', '.join(values)}" if len(values) > 1 else "".join(values) or "another value"
+        text = f"{where} must be {wanted}; got {wrong[1][:100]}"
+        return ApiError(400, text, param=param, code="invalid_value")
     if expected := _EXPECTED.fullmatch(text):
         text = f"{where} must be {_spell(expected[1])}; got {_spell(expected[2])}"
     else:

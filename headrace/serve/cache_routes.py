@@ -39,6 +39,10 @@ class CachePrompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ttl_s: float | None = None
 
 
+class NoFields(msgspec.Struct, forbid_unknown_fields=True):
+    """A body that says nothing."""
+
+
 async def show_cache(context: ServerContext, request: Request) -> Response:
     """The tree, large subtrees first, each node with the text it begins with."""
     text = request.query_params.get("max_nodes", "200")
@@ -57,6 +61,8 @@ async def show_cache(context: ServerContext, request: Request) -> Response:
 
 async def reset_cache(context: ServerContext, request: Request, body: bytes) -> Response:
     """Forget every prefix that no running request uses, in all tiers, pins too."""
+    if body.strip():
+        decode_body(body, NoFields)
     return json_response(await context.llm.call_cache("reset"))
 
 

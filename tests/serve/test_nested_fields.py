@@ -85,6 +85,35 @@ def test_an_unknown_field_anywhere_is_refused(
     assert named in error["message"] or (path in error["message"] and repr(field) in error["message"]), error
 
 
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    (MESSAGES, {"messages": [{"role": "tool", "content": "x"}]},
+     "messages[0].role must be one of 'user', 'assistant', 'system'; got 'tool'"),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+     "messages[0].content[0].type must be one of 'text', 'thinking', 'tool_use', 'tool_result'; got 'image'"),
+    (MESSAGES, {"thinking": {"type": "maybe"}}, "thinking.type must be one of 'enabled', 'disabled', 'adaptive'"),
+    (MESSAGES, {"tools": [{"type": "web", "name": "w", "input_schema": {}}]}, "tools[0].type must be 'custom'"),
+    (MESSAGES, {"messages": [{"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}]}]}, "must be 'text'"),
+    (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type must be 'function'; got 'web_search'"),
+    (RESPONSES, {"truncation": "some"}, "truncation must be one of 'auto', 'disabled'"),
+    (RESPONSES, {"input": [{"role": "nobody", "content": "x"}]},
+     "input[0].role must be one of 'user', 'assistant', 'system', 'developer'; got 'nobody'"),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+     "'input_text', 'output_text', 'refusal'"),
+    (RESPONSES, {"input": [{"type": "reasoning"}]}, "input has neither a message nor a call"),
+    ("/cache/reset", {"all": True}, "unknown field 'all'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "words"), WRONG, ids=str)
+def test_a_value_that_is_none_of_the_known_ones(
+    server: LaunchedServer, path: str, fields: dict[str, Any], words: str
+) -> None:
+    answer = server.http.post(path, json={**BASES.get(path, {}), **fields})
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"], answer.text
+
+
 TAKEN: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"response_format": {"type": "text"}}),
     (CHAT, {"response_format": {"type": "text", "json_schema": None}}),

@@ -88,6 +88,10 @@ def messages_of(request: ResponsesRequest) -> list[dict[str, Any]]:
         if thought and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"] = thought
         thought = ""
+    if not messages:
+        raise ApiError(
+            400, "input has neither a message nor a call: send one", param="input", code="invalid_value"
+        )
     return messages
 
 

@@ -170,7 +170,7 @@ def test_the_whole_conversation_is_put(parrot: LaunchedServer) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
     ({"input": 5}, "input"),
-    ({"input": [{"role": "user"}]}, "content"),
+    ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
     ({"input": [{"role": "nobody", "content": "x"}]}, "input"),
@@ -184,7 +184,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"include": ["file_search_call.results"]}, "include"),
     ({"reasoning": {"effort": "high"}}, "reasoning"),
     ({"tools": [{"type": "web_search"}]}, "tools"),
-    ({"tools": [{"type": "function"}]}, "name"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
     ({"temperature": -1}, "temperature"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
