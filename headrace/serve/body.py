@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from headrace.serve.errors import ApiError, ClientGone
+from headrace.serve.errors import ApiError, ClientGone, bad_request
 from headrace.serve.known_values import known_values
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -69,7 +69,7 @@ def _too_large(max_bytes: int) -> ApiError:
 def decode_body(body: bytes, kind: type[T]) -> T:
     """``body`` as a ``kind``. Raises ApiError 400 naming what is wrong and where."""
     if not body.strip():
-        raise ApiError(400, "the request body is empty; it must be a JSON object")
+        raise bad_request("the request body is empty; it must be a JSON object")
     try:
         decoded = msgspec.json.decode(body, type=kind)
         refuse_repeated(body)
@@ -78,9 +78,9 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         raise _explain(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         problem = "it has a lone surrogate, which no text can hold" if _is_json(body) else str(error)
-        raise ApiError(400, f"the request body is not valid JSON: {problem}", code="invalid_json") from None
+        raise bad_request(f"the request body is not valid JSON: {problem}", code="invalid_json") from None
     except RecursionError:
-        raise ApiError(400, "the request body is nested too deeply to be read", code="invalid_json") from None
+        raise bad_request("the request body is nested too deeply to be read", code="invalid_json") from None
 
 
 def refuse_repeated(body: bytes) -> None:
@@ -90,8 +90,8 @@ def refuse_repeated(body: bytes) -> None:
         names = [name for name, _ in pairs]
         if len(set(names)) != len(names):
             name = next(name for index, name in enumerate(names) if name in names[:index])[:100]
-            raise ApiError(
-                400, f"an object of the body has the name {name!r} twice", param=name, code="repeated_field"
+            raise bad_request(
+                f"an object of the body has the name {name!r} twice", name, code="repeated_field"
             )
 
     # Numbers are left as text: only names matter.
@@ -126,17 +126,17 @@ def _explain(text: str, kind: type[msgspec.Struct], outer: str = "") -> ApiError
         return _unknown_field(unknown[1], path, () if path else kind.__struct_fields__)
     if missing := _MISSING.fullmatch(text):
         name = f"{path}.{missing[1]}" if path else missing[1]
-        return ApiError(400, f"{where} lacks the field {missing[1]!r}", param=name, code="missing_field")
+        return bad_request(f"{where} lacks the field {missing[1]!r}", name, code="missing_field")
     if wrong := _WRONG_VALUE.fullmatch(text):
         values = list(map(repr, known_values(kind, found[1].removeprefix("$") if found else "")))
         wanted = f"one of {', '.join(values)}" if len(values) > 1 else "".join(values) or "another value"
         text = f"{where} must be {wanted}; got {wrong[1][:100]}"
-        return ApiError(400, text, param=param, code="invalid_value")
+        return bad_request(text, param)
     if expected := _EXPECTED.fullmatch(text):
         text = f"{where} must be {_spell(expected[1])}; got {_spell(expected[2])}"
     else:
         text = f"{where}: {text}"
-    return ApiError(400, text, param=param, code="invalid_type" if expected else "invalid_value")
+    return bad_request(text, param, code="invalid_type" if expected else "invalid_value")
 
 
 def _spell(kinds: str) -> str:
@@ -155,4 +155,4 @@ def _unknown_field(name: str, path: str, known: Iterable[str]) -> ApiError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else "; leave it out"
     message = f"{path} has no field {name[:100]!r}{hint}" if path else f"unknown field {name[:100]!r}{hint}"
-    return ApiError(400, message, param=f"{path}.{name[:100]}" if path else name[:100], code="unknown_field")
+    return bad_request(message, f"{path}.{name[:100]}" if path else name[:100], code="unknown_field")

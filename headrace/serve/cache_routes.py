@@ -15,7 +15,7 @@ from headrace.engine.prompts import ParsedPrompt
 from headrace.serve.body import decode_body, refuse_unknown
 from headrace.serve.chat_plan import plan_chat
 from headrace.serve.context import ServerContext, tokenizer_of
-from headrace.serve.errors import ApiError, json_response
+from headrace.serve.errors import bad_request, json_response
 from headrace.serve.prompts import chat_prompt, completion_prompts
 from headrace.serve.protocol import ChatRequest, CompletionRequest
 
@@ -47,9 +47,7 @@ async def show_cache(context: ServerContext, request: Request) -> Response:
     """The tree, large subtrees first, each node with the text it begins with."""
     text = request.query_params.get("max_nodes", "200")
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_SHOWN_NODES:
-        raise ApiError(
-            400, f"max_nodes must be in [1, {MAX_SHOWN_NODES}]; got {text[:20]}", param="max_nodes"
-        )
+        raise bad_request(f"max_nodes must be in [1, {MAX_SHOWN_NODES}]; got {text[:20]}", "max_nodes")
     tree = await context.llm.call_cache("tree", max_nodes=int(text))
     front_end = await context.llm.front_end()
     for node in tree.get("nodes", ()):
@@ -105,11 +103,9 @@ def ttl_of(control: Any) -> float:
     if isinstance(control, dict):
         refuse_unknown(control, ("type", "ttl"), "cache_control")
     if kind != "ephemeral" or ttl not in TTLS_S:
-        raise ApiError(
-            400,
+        raise bad_request(
             f"cache_control must be {{'type': 'ephemeral', 'ttl': {' or '.join(map(repr, TTLS_S))}}}",
-            param="cache_control",
-            code="invalid_value",
+            "cache_control",
         )
     return TTLS_S[ttl]
 
@@ -157,7 +153,7 @@ async def _prompt_of(context: ServerContext, body: bytes) -> tuple[CachePrompt, 
     wanted = decode_body(body, CachePrompt)
     await context.check_model(wanted.model)
     if (wanted.prompt is None) == (wanted.messages is None):
-        raise ApiError(400, "give either prompt or messages", param="prompt", code="missing_field")
+        raise bad_request("give either prompt or messages", "prompt", code="missing_field")
     front_end = await context.llm.front_end()
     return wanted, await asyncio.to_thread(_parse, wanted, front_end, context)
 
@@ -170,7 +166,7 @@ def _parse(wanted: CachePrompt, front_end: FrontEnd, context: ServerContext) -> 
         )
         prompts = completion_prompts(request, front_end)
         if len(prompts) != 1:
-            raise ApiError(400, "give one prompt", param="prompt", code="invalid_value")
+            raise bad_request("give one prompt", "prompt")
         return _with_ids(prompts[0], front_end)
     chat = ChatRequest(
         messages=wanted.messages or [],

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.engine.prompts import ParsedPrompt
 from headrace.sampling_params import SamplingParams
-from headrace.serve.errors import ApiError
+from headrace.serve.errors import bad_request
 from headrace.serve.protocol import ChatRequest
 from headrace.serve.settings import ServerConfig
 from headrace.serve.tools.answer_parser import AnswerParser
@@ -100,10 +100,9 @@ def plan_chat(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig) 
     marks = set(form.markers if has_tools else ()) | set(tags[:2] if tags else ())
     keeps = any(tokenizer.is_special_text(mark) for mark in marks)
     if keeps and request.skip_special_tokens:
-        raise ApiError(
-            400,
+        raise bad_request(
             "skip_special_tokens: this model marks tool calls or reasoning by special tokens; leave the field out",
-            param="skip_special_tokens",
+            "skip_special_tokens",
             code="unsupported_value",
         )
     return ChatPlan(use, form, is_native, _takes_system(source), tags, keeps)
@@ -114,11 +113,10 @@ def _format(config: ServerConfig, source: str, is_native: bool, has_tools: bool)
         return FORMATS[config.tool_parser]
     found = format_of_template(source) if is_native else None
     if found is None and is_native and has_tools:
-        raise ApiError(
-            400,
+        raise bad_request(
             "tools: the chat template has tools, but in which format the model writes calls is not known; start the "
             f"server with --tool-parser and one of {', '.join(FORMATS)}",
-            param="tools",
+            "tools",
             code="unknown_tool_format",
         )
     return found or FORMATS[_DEFAULT_FORMAT]

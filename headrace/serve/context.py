@@ -8,7 +8,7 @@ import time
 from headrace.engine.async_llm import AsyncLLM
 from headrace.engine.front_end import FrontEnd
 from headrace.errors import RequestError
-from headrace.serve.errors import ApiError
+from headrace.serve.errors import ApiError, bad_request
 from headrace.serve.settings import ServerConfig
 from headrace.tokenizer import Tokenizer
 
@@ -66,5 +66,5 @@ class ServerContext:
 def tokenizer_of(front_end: FrontEnd) -> Tokenizer:
     """The tokenizer. Raises ApiError 400 on a server that deals in token ids only."""
     if front_end.tokenizer is None:
-        raise ApiError(400, "this server has no tokenizer (skip_tokenizer_init): it takes token ids only")
+        raise bad_request("this server has no tokenizer (skip_tokenizer_init): it takes token ids only")
     return front_end.tokenizer

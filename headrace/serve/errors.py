@@ -55,6 +55,11 @@ class ApiError(Exception):
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
 
+def bad_request(message: str, param: str | None = None, *, code: str = "invalid_value") -> ApiError:
+    """The refusal of a client's mistake in the field ``param``: status 400."""
+    return ApiError(400, message, param=param, code=code)
+
+
 class ClientGone(Exception):
     """The client closed its connection; nobody reads the answer."""
 

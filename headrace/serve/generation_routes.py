@@ -20,7 +20,7 @@ from headrace.serve.chat_plan import ChatPlan, plan_chat
 from headrace.serve.chunk_format import ChunkFormat
 from headrace.serve.completion_format import CompletionFormat
 from headrace.serve.context import ServerContext, tokenizer_of
-from headrace.serve.errors import ApiError
+from headrace.serve.errors import bad_request
 from headrace.serve.field_names import FieldNames
 from headrace.serve.job import AnswerFormat, Job
 from headrace.serve.prompts import chat_prompt, completion_prompts
@@ -123,11 +123,10 @@ def _job(
     limits = context.llm.config.scheduler
     most = limits.max_seats + limits.max_waiting_requests
     if len(prompts) * params.num_sequences > most:
-        raise ApiError(
-            400,
+        raise bad_request(
             f"the request asks for {len(prompts) * params.num_sequences} answers at once; this server takes at most "
             f"{most}: send it in parts",
-            param="prompt",
+            "prompt",
         )
     has_no_limit = wanted.max_tokens is None and getattr(wanted, "max_completion_tokens", None) is None
     return Job(prompts, params, form, bool(wanted.stream), has_no_limit, wanted.priority or 0, names)

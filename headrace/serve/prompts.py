@@ -11,7 +11,7 @@ from headrace.errors import RequestError
 from headrace.serve.body import refuse_unknown
 from headrace.serve.chat_plan import ChatPlan
 from headrace.serve.context import tokenizer_of
-from headrace.serve.errors import ApiError
+from headrace.serve.errors import bad_request
 from headrace.serve.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from headrace.tokenizer import Tokenizer
 
@@ -50,21 +50,17 @@ def completion_prompts(request: CompletionRequest, front_end: FrontEnd) -> list[
 
 def _split(prompt: Any) -> list[Any]:
     if prompt is None:
-        raise ApiError(400, f"prompt is missing; it must be {_FORMS}", param="prompt", code="missing_field")
+        raise bad_request(f"prompt is missing; it must be {_FORMS}", "prompt", code="missing_field")
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list):
-        raise ApiError(400, f"prompt must be {_FORMS}", param="prompt", code="invalid_type")
+        raise bad_request(f"prompt must be {_FORMS}", "prompt", code="invalid_type")
     if not prompt:
-        raise ApiError(
-            400, f"prompt is an empty list; it must be {_FORMS}", param="prompt", code="invalid_value"
-        )
+        raise bad_request(f"prompt is an empty list; it must be {_FORMS}", "prompt")
     if type(prompt[0]) is int:
         return [prompt]
     if len(prompt) > MAX_PROMPTS:
-        raise ApiError(
-            400, f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed", param="prompt"
-        )
+        raise bad_request(f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed", "prompt")
     return prompt
 
 
@@ -79,7 +75,7 @@ def _completion_prompt(
         return ParsedPrompt(item, ids, salt)
     if isinstance(item, list) and all(type(token) is int for token in item):
         return ParsedPrompt(None, item, salt)
-    raise ApiError(400, f"prompt must be {_FORMS}", param="prompt", code="invalid_type")
+    raise bad_request(f"prompt must be {_FORMS}", "prompt", code="invalid_type")
 
 
 def chat_prompt(request: ChatRequest | TokenizeRequest, front_end: FrontEnd, plan: ChatPlan) -> ParsedPrompt:
@@ -107,10 +103,8 @@ def _template_variables(given: dict[str, Any]) -> dict[str, Any]:
     """vLLM's users put any template variable there, those with a field of their own too; that would be ambiguous."""
     for name in _OWN_VARIABLES:
         if name in given:
-            raise ApiError(
-                400,
-                f"chat_template_kwargs: set {name} as a field of the request",
-                param="chat_template_kwargs",
+            raise bad_request(
+                f"chat_template_kwargs: set {name} as a field of the request", "chat_template_kwargs"
             )
     return given
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.sampling_params import MAX_LOGPROBS, SamplingParams
-from headrace.serve.errors import ApiError
+from headrace.serve.errors import bad_request
 from headrace.serve.field_names import FieldNames
 from headrace.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from headrace.serve.structured import constraint_names, structured_params
@@ -54,11 +54,9 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
     """
     max_tokens = _DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     if max_tokens < 0:
-        raise ApiError(
-            400, f"max_tokens must be at least 0; got {max_tokens}", param="max_tokens", code="invalid_value"
-        )
+        raise bad_request(f"max_tokens must be at least 0; got {max_tokens}", "max_tokens")
     if max_tokens == 0 and request.min_tokens:
-        raise ApiError(400, "min_tokens must not be above max_tokens, which is 0", param="min_tokens")
+        raise bad_request("min_tokens must not be above max_tokens, which is 0", "min_tokens")
     fields: dict[str, Any] = {"max_tokens": max_tokens or 1}
     if request.logprobs is not None:
         _check_count("logprobs", request.logprobs)
@@ -75,12 +73,7 @@ def chat_params(request: ChatRequest) -> SamplingParams:
     if request.top_logprobs is not None:
         _check_count("top_logprobs", request.top_logprobs)
         if not request.logprobs and request.top_logprobs:
-            raise ApiError(
-                400,
-                "top_logprobs is only allowed when logprobs is true",
-                param="top_logprobs",
-                code="invalid_value",
-            )
+            raise bad_request("top_logprobs is only allowed when logprobs is true", "top_logprobs")
     if request.logprobs:
         fields["logprobs"] = request.top_logprobs or 0
     return _params(request, fields)
@@ -91,7 +84,7 @@ def _sequence_fields(request: GenerationRequest, fields: dict[str, Any]) -> dict
     n = 1 if request.n is None else request.n
     best_of = n if request.best_of is None else request.best_of
     if best_of < n:
-        raise ApiError(400, f"best_of must be at least n ({n}); got {best_of}", param="best_of")
+        raise bad_request(f"best_of must be at least n ({n}); got {best_of}", "best_of")
     if request.use_beam_search:
         temperature = 0.0 if request.temperature is None else request.temperature
         found: dict[str, Any] = {
@@ -109,9 +102,7 @@ def _sequence_fields(request: GenerationRequest, fields: dict[str, Any]) -> dict
 
 def _check_count(name: str, value: int) -> None:
     if not 0 <= value <= MAX_LOGPROBS:
-        raise ApiError(
-            400, f"{name} must be in [0, {MAX_LOGPROBS}]; got {value}", param=name, code="invalid_value"
-        )
+        raise bad_request(f"{name} must be in [0, {MAX_LOGPROBS}]; got {value}", name)
 
 
 def _params(request: GenerationRequest, fields: dict[str, Any]) -> SamplingParams:
@@ -121,6 +112,6 @@ def _params(request: GenerationRequest, fields: dict[str, Any]) -> SamplingParam
         if value is not None:
             fields.setdefault(name, value)
     if request.prompt_logprobs is not None and request.stream:
-        raise ApiError(400, "prompt_logprobs is not available in a stream", param="prompt_logprobs")
+        raise bad_request("prompt_logprobs is not available in a stream", "prompt_logprobs")
     fields["structured_outputs"] = structured_params(request)
     return SamplingParams(**fields)

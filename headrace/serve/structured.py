@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from headrace.serve.body import refuse_unknown
-from headrace.serve.errors import ApiError
+from headrace.serve.errors import bad_request
 from headrace.serve.field_names import FieldNames
 from headrace.serve.protocol import ChatRequest, GenerationRequest
 from headrace.structured_outputs import KINDS, StructuredOutputsParams
@@ -33,7 +33,7 @@ def structured_params(request: GenerationRequest) -> StructuredOutputsParams | N
     found = _constraints(request)
     if len(found) > 1:
         first, second = list(found)[:2]
-        raise _error(second, f"{first} and {second} both say what the answer must be: send one of them")
+        raise bad_request(f"{first} and {second} both say what the answer must be: send one of them", second)
     return StructuredOutputsParams(**next(iter(found.values()))) if found else None
 
 
@@ -75,15 +75,17 @@ def _from_format(value: Any) -> dict[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise _error("response_format", "response_format must be an object with a type")
+        raise bad_request("response_format must be an object with a type", "response_format")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in _FORMATS:
         known = ", ".join(map(repr, _FORMATS))
-        raise _error("response_format", f"response_format.type must be one of {known}; got {kind!r:.100}")
+        raise bad_request(
+            f"response_format.type must be one of {known}; got {kind!r:.100}", "response_format"
+        )
     for name in (name for fields in _FORMATS.values() for name in fields):
         if value.get(name) is not None and name not in _FORMATS[kind]:
-            raise _error(
-                "response_format", f"response_format.{name} says nothing beside type {kind!r}: leave it out"
+            raise bad_request(
+                f"response_format.{name} says nothing beside type {kind!r}: leave it out", "response_format"
             )
     refuse_unknown(
         value, ("type", *(name for fields in _FORMATS.values() for name in fields)), "response_format"
@@ -99,19 +101,19 @@ def _schema_of(value: dict[str, Any]) -> Any:
     """The schema, strict or not: a schema is always kept."""
     inner, where = value.get("json_schema"), "response_format.json_schema"
     if not isinstance(inner, dict):
-        raise _error("response_format", f"{where} must be an object with a name and a schema")
+        raise bad_request(f"{where} must be an object with a name and a schema", "response_format")
     refuse_unknown(inner, ("name", "description", "schema", "strict"), where)
     name, schema = inner.get("name"), inner.get("schema")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _error(
-            "response_format",
+        raise bad_request(
             f"{where}.name must be 1 to 64 letters, digits, _ or - in ASCII; got {name!r:.100}",
+            "response_format",
         )
     if not isinstance(schema, dict | bool):
-        raise _error("response_format", f"{where}.schema must be a JSON Schema, which is an object")
+        raise bad_request(f"{where}.schema must be a JSON Schema, which is an object", "response_format")
     for field, kind, words in (("strict", bool, "true or false"), ("description", str, "a string")):
         if inner.get(field) is not None and not isinstance(inner[field], kind):
-            raise _error("response_format", f"{where}.{field} must be {words}")
+            raise bad_request(f"{where}.{field} must be {words}", "response_format")
     return schema
 
 
@@ -119,10 +121,6 @@ def _from_structured(value: Any) -> dict[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise _error("structured_outputs", "structured_outputs must be an object")
+        raise bad_request("structured_outputs must be an object", "structured_outputs")
     refuse_unknown(value, (*KINDS, *_OPTIONS), "structured_outputs")
     return {name: item for name, item in value.items() if item is not None} or None
-
-
-def _error(param: str, message: str) -> ApiError:
-    return ApiError(400, message, param=param, code="invalid_value")

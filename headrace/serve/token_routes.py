@@ -12,7 +12,7 @@ from headrace.engine.front_end import FrontEnd
 from headrace.serve.body import decode_body
 from headrace.serve.chat_plan import plan_chat
 from headrace.serve.context import ServerContext, tokenizer_of
-from headrace.serve.errors import ApiError, json_response
+from headrace.serve.errors import bad_request, json_response
 from headrace.serve.prompts import chat_prompt
 from headrace.serve.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
 from headrace.serve.settings import ServerConfig
@@ -23,7 +23,7 @@ async def tokenize(context: ServerContext, request: Request, body: bytes) -> Res
     wanted = decode_body(body, TokenizeRequest)
     await context.check_model(wanted.model)
     if (wanted.prompt is None) == (wanted.messages is None):
-        raise ApiError(400, "give either prompt or messages", param="prompt", code="missing_field")
+        raise bad_request("give either prompt or messages", "prompt", code="missing_field")
     front_end = await context.llm.front_end()
     return json_response(await asyncio.to_thread(_tokenized, wanted, front_end, context.config))
 
@@ -50,10 +50,5 @@ async def detokenize(context: ServerContext, request: Request, body: bytes) -> R
     size = front_end.architecture.vocab_size
     for token in wanted.tokens:
         if not 0 <= token < size:
-            raise ApiError(
-                400,
-                f"tokens has id {token}; the vocabulary is [0, {size - 1}]",
-                param="tokens",
-                code="invalid_value",
-            )
+            raise bad_request(f"tokens has id {token}; the vocabulary is [0, {size - 1}]", "tokens")
     return json_response({"prompt": tokenizer_of(front_end).decode(wanted.tokens, skip_special_tokens=False)})

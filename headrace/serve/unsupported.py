@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from headrace.serve.errors import ApiError
+from headrace.serve.errors import bad_request
 from headrace.serve.protocol import ChatRequest, GenerationRequest
 
-_Check = Callable[[Any], bool]
+# field -> (does this value ask for nothing, what to say)
+FieldChecks = dict[str, tuple[Callable[[Any], bool], str]]
+
+
+def refuse_fields(request: object, checks: FieldChecks) -> None:
+    """Raises ApiError 400 naming the first field that asks for something."""
+    for name, (asks_nothing, message) in checks.items():
+        value = getattr(request, name, None)
+        if value is not None and not asks_nothing(value):
+            raise bad_request(f"{name}: {message}", name, code="unsupported_field")
 
 
 def _is_off(value: Any) -> bool:
     return not value
 
 
-# field -> (does this value ask for nothing, what to say)
 _TOOLS = "this form of tool calling is not supported: use tools and tool_choice"
-_FIELDS: dict[str, tuple[_Check, str]] = {
+_FIELDS: FieldChecks = {
     "suffix": (_is_off, "this model cannot fill text in before a suffix: leave the field out"),
     "functions": (_is_off, _TOOLS),
     "function_call": (lambda value: value in ("none", "auto"), _TOOLS),
@@ -34,33 +42,23 @@ _FIELDS: dict[str, tuple[_Check, str]] = {
 
 def refuse_unsupported(request: GenerationRequest) -> None:
     """Raises ApiError 400 naming the first field that cannot be honoured."""
-    for name, (asks_nothing, message) in _FIELDS.items():
-        value = getattr(request, name, None)
-        if value is not None and not asks_nothing(value):
-            raise ApiError(400, f"{name}: {message}", param=name, code="unsupported_field")
+    refuse_fields(request, _FIELDS)
     if isinstance(request, ChatRequest) and request.echo:
-        raise ApiError(
-            400,
+        raise bad_request(
             "echo: chat answers do not repeat the last message; use continue_final_message and join them",
-            param="echo",
+            "echo",
             code="unsupported_field",
         )
     if request.stream_options is not None and not request.stream:
-        raise ApiError(
-            400,
-            "stream_options is only allowed when stream is true",
-            param="stream_options",
-            code="invalid_value",
-        )
+        raise bad_request("stream_options is only allowed when stream is true", "stream_options")
     for name, neutral in (("length_penalty", 1), ("early_stopping", False)):
         if not request.use_beam_search and getattr(request, name) not in (None, neutral):
-            raise ApiError(
-                400,
+            raise bad_request(
                 f"{name}: it only means something for beam search: leave the field out, or set use_beam_search",
-                param=name,
+                name,
                 code="unsupported_field",
             )
     if request.stream and request.use_beam_search:
-        raise ApiError(400, "beam search cannot be streamed", param="use_beam_search", code="invalid_value")
+        raise bad_request("beam search cannot be streamed", "use_beam_search")
     if request.stream and request.best_of not in (None, request.n or 1):
-        raise ApiError(400, "best_of answers cannot be streamed", param="best_of", code="invalid_value")
+        raise bad_request("best_of answers cannot be streamed", "best_of")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headrace.serve.errors import ApiError
+from headrace.serve.errors import ApiError, bad_request
 from headrace.serve.field_names import FieldNames
 from headrace.serve.messages.protocol import (
     Block,
@@ -161,4 +161,4 @@ def _check_side(message: Message, role: str, block: Block, path: str) -> None:
 
 
 def _error(where: str, problem: str) -> ApiError:
-    return ApiError(400, f"{where}: {problem}", param=where, code="invalid_value")
+    return bad_request(f"{where}: {problem}", where)

@@ -14,7 +14,7 @@ from headrace.serve.body import decode_body
 from headrace.serve.cache_routes import control_in
 from headrace.serve.chat_plan import ChatPlan, plan_chat
 from headrace.serve.context import ServerContext, tokenizer_of
-from headrace.serve.errors import ApiError, json_response
+from headrace.serve.errors import bad_request, json_response
 from headrace.serve.generation_routes import answer_chat
 from headrace.serve.messages.convert import NAMES, chat_request, conversation
 from headrace.serve.messages.format import MessagesFormat
@@ -35,9 +35,7 @@ def _make_format(
 ) -> MessagesFormat:
     wants_thinking = (wanted.chat_template_kwargs or {}).get("enable_thinking")
     if wants_thinking and plan.tags is None:
-        raise ApiError(
-            400, "thinking: this model does not think before it answers: leave it out", param="thinking"
-        )
+        raise bad_request("thinking: this model does not think before it answers: leave it out", "thinking")
     return MessagesFormat(model, plan, prompt)
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from headrace.serve.body import decode_value
-from headrace.serve.errors import ApiError
+from headrace.serve.errors import bad_request
 from headrace.serve.field_names import FieldNames
 from headrace.serve.protocol import ChatRequest
 from headrace.serve.responses.items import messages_of
 from headrace.serve.responses.protocol import AllowedTools, FunctionTool, NamedTool, ResponsesRequest
+from headrace.serve.unsupported import FieldChecks, refuse_fields
 
-_Check = Callable[[Any], bool]
 _STATELESS = "this server keeps no responses: send the whole conversation as input"
 
-# field -> (does this value ask for nothing, what to say)
-_UNSUPPORTED: dict[str, tuple[_Check, str]] = {
+_UNSUPPORTED: FieldChecks = {
     "previous_response_id": (lambda value: False, _STATELESS),
     "conversation": (lambda value: False, _STATELESS),
     "prompt": (lambda value: False, "this server has no stored prompts: send the text as input"),
@@ -50,16 +48,12 @@ NAMES = FieldNames(
 
 def chat_request(request: ResponsesRequest) -> ChatRequest:
     """The same question as a chat request. Raises ApiError 400 for what cannot be asked here."""
-    for name, (asks_nothing, message) in _UNSUPPORTED.items():
-        value = getattr(request, name)
-        if value is not None and not asks_nothing(value):
-            raise ApiError(400, f"{name}: {message}", param=name, code="unsupported_field")
+    refuse_fields(request, _UNSUPPORTED)
     reasoning = request.reasoning
     if reasoning is not None and reasoning.effort not in (None, "none"):
-        raise ApiError(
-            400,
+        raise bad_request(
             "reasoning.effort: this model has no reasoning effort to set: leave it out",
-            param="reasoning",
+            "reasoning",
             code="unsupported_field",
         )
     return ChatRequest(
@@ -97,12 +91,10 @@ def _choice(choice: Any) -> Any:
         allowed = decode_value(choice, AllowedTools, "tool_choice")
         tools = [_named(tool) for tool in allowed.tools]
         return {"type": "allowed_tools", "allowed_tools": {"mode": allowed.mode, "tools": tools}}
-    raise ApiError(
-        400,
+    raise bad_request(
         "tool_choice must be 'none', 'auto', 'required', {'type': 'function', 'name': …} or {'type': 'allowed_tools', "
         f"…}}; got {choice!r:.100}",
-        param="tool_choice",
-        code="invalid_value",
+        "tool_choice",
     )
 
 

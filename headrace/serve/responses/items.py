@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.serve.body import decode_value
-from headrace.serve.errors import ApiError
+from headrace.serve.errors import bad_request
 from headrace.serve.responses.protocol import InputText, OutputText, ReasoningText, Refusal, ResponsesRequest
 
 Part = InputText | OutputText | Refusal
@@ -75,9 +75,7 @@ def messages_of(request: ResponsesRequest) -> list[dict[str, Any]]:
     if isinstance(request.input, str):
         return [*messages, {"role": "user", "content": request.input}]
     if not request.input:
-        raise ApiError(
-            400, "input is empty: send a text or at least one item", param="input", code="invalid_value"
-        )
+        raise bad_request("input is empty: send a text or at least one item", "input")
     thought = ""
     for index, value in enumerate(request.input):
         item = _item(value, f"input[{index}]")
@@ -89,9 +87,7 @@ def messages_of(request: ResponsesRequest) -> list[dict[str, Any]]:
             messages[-1]["reasoning_content"] = thought
         thought = ""
     if not messages:
-        raise ApiError(
-            400, "input has neither a message nor a call: send one", param="input", code="invalid_value"
-        )
+        raise bad_request("input has neither a message nor a call: send one", "input")
     return messages
 
 
@@ -100,12 +96,7 @@ def _item(value: dict[str, Any], where: str) -> msgspec.Struct:
     known = _KINDS.get(kind) if kind is None or isinstance(kind, str) else None
     if known is None:
         names = ", ".join(str(name) for name in _KINDS if name)
-        raise ApiError(
-            400,
-            f"{where}.type is {kind!r:.100}; this server takes {names}",
-            param="input",
-            code="invalid_value",
-        )
+        raise bad_request(f"{where}.type is {kind!r:.100}; this server takes {names}", "input")
     return decode_value(value, known, where)
 
 

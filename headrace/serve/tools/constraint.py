@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headrace.serve.errors import ApiError
+from headrace.serve.errors import bad_request
 from headrace.serve.tools.reasoning import ReasoningTags
 from headrace.serve.tools.tool_format import Frame, ToolFormat
 from headrace.serve.tools.tool_use import FunctionTool, ToolUse
@@ -38,12 +38,10 @@ def constrained_params(
     if use is None and thought is None:
         return wanted
     if wanted is not None and use is not None and use.mode == "required":
-        raise ApiError(
-            400,
+        raise bad_request(
             "tool_choice asks for a call, which is then the whole answer, and structured_outputs says what its text "
             "must be: send one of them",
-            param="structured_outputs",
-            code="invalid_value",
+            "structured_outputs",
         )
     text = None if wanted is None else _text_format(wanted)
     if use is not None and use.mode == "required":
@@ -77,11 +75,10 @@ def _text_format(wanted: StructuredOutputsParams) -> Format:
         return {"type": "regex", "pattern": wanted.regex}
     if wanted.choice is not None:
         return {"type": "or", "elements": [_const(text) for text in wanted.choice]}
-    raise ApiError(
-        400,
+    raise bad_request(
         "a grammar or structural tag cannot be had together with tools or reasoning: leave it out, or set tool_choice "
         "to 'none' and the server's --reasoning-parser to none",
-        param="structured_outputs",
+        "structured_outputs",
         code="unsupported_value",
     )
 
@@ -90,11 +87,10 @@ def _frames(use: ToolUse, form: ToolFormat) -> list[Frame]:
     frames = [form.frame(tool.name) for tool in use.allowed]
     known = [frame for frame in frames if frame is not None]
     if len(known) < len(frames):
-        raise ApiError(
-            400,
+        raise bad_request(
             f"the tool format {form.name!r} writes arguments in a language of its own, which cannot be constrained: "
             "use tool_choice 'auto' without strict functions, or start the server with another --tool-parser",
-            param="tool_choice",
+            "tool_choice",
             code="unsupported_value",
         )
     return known

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.serve.body import refuse_unknown
-from headrace.serve.errors import ApiError
+from headrace.serve.errors import bad_request
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_./:-]{1,128}")
@@ -63,17 +63,17 @@ def tool_use_of(tools: Any, choice: Any, parallel: Any) -> ToolUse | None:
     """
     known = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
     if len(known) > MAX_TOOLS:
-        raise _error("tools", f"tools has {len(known)} entries; at most {MAX_TOOLS} are allowed")
+        raise bad_request(f"tools has {len(known)} entries; at most {MAX_TOOLS} are allowed", "tools")
     by_name = {tool.name: tool for tool in known}
     if len(by_name) != len(known):
-        raise _error("tools", "tools has two functions of one name; names must differ")
+        raise bad_request("tools has two functions of one name; names must differ", "tools")
     if parallel is not None and not isinstance(parallel, bool):
-        raise _error("parallel_tool_calls", "parallel_tool_calls must be true or false")
+        raise bad_request("parallel_tool_calls must be true or false", "parallel_tool_calls")
     mode, allowed, is_named = _choice(choice, by_name)
     if not known:
         if mode == "required":
-            raise _error(
-                "tool_choice", "tool_choice asks for a call, but there are no tools: send tools, too"
+            raise bad_request(
+                "tool_choice asks for a call, but there are no tools: send tools, too", "tool_choice"
             )
         return None
     return ToolUse(known, allowed, mode, is_named or parallel is False)
@@ -81,26 +81,26 @@ def tool_use_of(tools: Any, choice: Any, parallel: Any) -> ToolUse | None:
 
 def _tool(tool: Any, where: str) -> FunctionTool:
     if not isinstance(tool, Mapping):
-        raise _error("tools", f"{where} must be an object")
+        raise bad_request(f"{where} must be an object", "tools")
     if tool.get("type") != "function":
-        raise _error("tools", f"{where}.type is {tool.get('type')!r}; this server knows 'function' only")
+        raise bad_request(f"{where}.type is {tool.get('type')!r}; this server knows 'function' only", "tools")
     refuse_unknown(tool, ("type", "function", "cache_control"), where)
     function = tool.get("function")
     if not isinstance(function, Mapping):
-        raise _error("tools", f"{where}.function must be an object with a name")
+        raise bad_request(f"{where}.function must be an object with a name", "tools")
     refuse_unknown(function, ("name", "description", "parameters", "strict"), f"{where}.function")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _error(
-            "tools",
+        raise bad_request(
             f"{where}.function.name must be 1 to 128 letters, digits or any of _ - . / : in ASCII; got {name!r:.100}",
+            "tools",
         )
     description = function.get("description")
     if description is not None and not isinstance(description, str):
-        raise _error("tools", f"{where}.function.description must be a string")
+        raise bad_request(f"{where}.function.description must be a string", "tools")
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise _error("tools", f"{where}.function.strict must be true or false")
+        raise bad_request(f"{where}.function.strict must be true or false", "tools")
     return FunctionTool(name, _parameters(function.get("parameters"), where), bool(strict), tool)
 
 
@@ -108,12 +108,12 @@ def _parameters(schema: Any, where: str) -> dict[str, Any]:
     if schema is None:
         return {"type": "object", "properties": {}}
     if not isinstance(schema, dict):
-        raise _error("tools", f"{where}.function.parameters must be a JSON Schema, which is an object")
+        raise bad_request(f"{where}.function.parameters must be a JSON Schema, which is an object", "tools")
     kind = schema.get("type", "object")
     if kind != "object":
-        raise _error(
-            "tools",
+        raise bad_request(
             f"{where}.function.parameters.type is {kind!r:.100}; it must be 'object': arguments have names",
+            "tools",
         )
     return {"type": "object", **schema}
 
@@ -136,23 +136,19 @@ def _choice(choice: Any, tools: Mapping[str, FunctionTool]) -> tuple[Mode, list[
         mode = rules.get("mode") if isinstance(rules, Mapping) else None
         if isinstance(names, list) and names and mode in ("auto", "required"):
             return mode, [_named(name, tools) for name in names], False
-    raise _error("tool_choice", f"tool_choice must be {_CHOICES}; got {choice!r:.100}")
+    raise bad_request(f"tool_choice must be {_CHOICES}; got {choice!r:.100}", "tool_choice")
 
 
 def _named(choice: Any, tools: Mapping[str, FunctionTool]) -> FunctionTool:
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not isinstance(function, Mapping):
-        raise _error("tool_choice", f"tool_choice must be {_CHOICES}; got {choice!r:.100}")
+        raise bad_request(f"tool_choice must be {_CHOICES}; got {choice!r:.100}", "tool_choice")
     refuse_unknown(choice, ("type", "function"), "tool_choice")
     refuse_unknown(function, ("name",), "tool_choice.function")
     if name not in tools:
         known = ", ".join(tools) or "none"
-        raise _error(
-            "tool_choice", f"tool_choice names {name!r:.100}, which is not in tools (there: {known:.300})"
+        raise bad_request(
+            f"tool_choice names {name!r:.100}, which is not in tools (there: {known:.300})", "tool_choice"
         )
     return tools[name]
-
-
-def _error(param: str, message: str) -> ApiError:
-    return ApiError(400, message, param=param, code="invalid_value")
