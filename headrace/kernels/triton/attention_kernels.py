@@ -19,7 +19,7 @@ import triton.language as tl
 
 from headrace.kernels.triton import attention_work as work
 from headrace.kernels.triton.launch import let_next_start, wait_for_previous
-from headrace.kernels.triton.quantized_cache import PAIRED_KINDS, decode_packed
+from headrace.kernels.triton.quantized_cache import decode_packed
 
 HIDDEN = tl.constexpr(-1.0e30)
 """Score of a key that a row must not see: finite, so that a row that sees none of an item's keys gets a partial of
@@ -55,7 +55,8 @@ class TileConfig:
     block_n: keys of one round.
     num_stages: rounds of keys in flight, the one being computed included.
     precision: of products; "ieee" for fp32, else ignored.
-    k_kind, v_kind: "int8", "fp8", "int4" or "int5" codes with scales (``QuantizedCache``); "" is a dense cache.
+    kv_kind: "int8" or "fp8" codes with scales (``QuantizedCache``), or "packed": keys of 5 bits, values of 4; "" is a
+        dense cache.
     k_token, v_token: of a quantized cache, codes of one token of one head.
     k_plane_codes, v_plane_codes, k_plane_scales, v_plane_scales: from one KV head of a block to the next.
     """
@@ -71,8 +72,7 @@ class TileConfig:
     has_window: bool
     has_soft_cap: bool
     precision: str
-    k_kind: str = ""
-    v_kind: str = ""
+    kv_kind: str = ""
     k_token: int = 0
     v_token: int = 0
     k_plane_codes: int = 0
@@ -83,12 +83,12 @@ class TileConfig:
     @property
     def is_scaled(self) -> bool:
         """Whether keys and values are codes times a scale."""
-        return self.k_kind in ("int8", "fp8")
+        return self.kv_kind in ("int8", "fp8")
 
     @property
     def is_packed(self) -> bool:
         """Whether a byte holds several elements, and keys and values are decoded one by one."""
-        return self.k_kind in PAIRED_KINDS
+        return self.kv_kind == "packed"
 
     @property
     def k_size(self) -> int:
@@ -146,16 +146,16 @@ def _load_kv(start, offsets, dim, inside, C: tl.constexpr, IS_MASKED: tl.constex
 
 @triton.jit
 def _load_packed(
-    start, scales_ptr, place, slot, dim, inside, C: tl.constexpr, KIND: tl.constexpr, IS_MASKED: tl.constexpr,
+    start, scales_ptr, place, slot, dim, inside, C: tl.constexpr, IS_MASKED: tl.constexpr, HAS_FIFTH: tl.constexpr,
 ):  # fmt: skip
-    """[N, D] keys or values of 4 or 5 bits, of the tokens whose codes begin at ``place``."""
+    """[N, D] keys of 5 bits or values of 4, of the tokens whose codes begin at ``place``."""
     HALF: tl.constexpr = C.head_dim // 2
     codes = _load_kv(start, place[:, None] + (dim % HALF)[None, :], dim, inside, C, IS_MASKED)
     fifths = codes
-    if KIND == "int5":
+    if HAS_FIFTH:
         offsets = place[:, None] + (HALF + (dim % HALF) // 4)[None, :]
         fifths = _load_kv(start, offsets, dim, inside, C, IS_MASKED)
-    return decode_packed(codes, fifths, scales_ptr, slot, dim, inside, KIND, HALF)
+    return decode_packed(codes, fifths, scales_ptr, slot, dim, inside, HALF, HAS_FIFTH)
 
 
 @triton.jit
@@ -176,11 +176,11 @@ def _attend(
         block = blocks.to(tl.int64)
         k_place = block * block_stride + (key % C.block_size) * C.k_size
         v_place = block * block_stride + (key % C.block_size) * C.v_size
-        if C.k_kind != "":
+        if C.kv_kind != "":
             slot = block * scales_stride + key % C.block_size
         if C.is_packed:
-            k = _load_packed(k_ptr, k_scales, k_place, slot, dim, key < end, C, C.k_kind, IS_MASKED)
-            v = _load_packed(v_ptr, v_scales, v_place, slot, dim, key < end, C, C.v_kind, IS_MASKED)
+            k = _load_packed(k_ptr, k_scales, k_place, slot, dim, key < end, C, IS_MASKED, True)
+            v = _load_packed(v_ptr, v_scales, v_place, slot, dim, key < end, C, IS_MASKED, False)
         else:
             k = _load_kv(k_ptr, k_place[:, None] + dim[None, :], dim, key < end, C, IS_MASKED)
             v = _load_kv(v_ptr, v_place[:, None] + dim[None, :], dim, key < end, C, IS_MASKED)

@@ -16,8 +16,8 @@ from headrace.kernels.quantized_cache import QuantizedCache
 KIND_NAMES = {"int8": "int8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "int4": "int4", "int5": "int5"}
 """Format -> how kernels treat it."""
 
-PAIRED_KINDS = ("int4", "int5")
-"""Their scales are pairs of fp16, scale and minimum."""
+PAIRED_KINDS = ("int5", "int4")
+"""Of keys and of values whose scales are pairs of fp16, scale and minimum."""
 
 
 def cache_arguments(
@@ -37,9 +37,10 @@ def cache_geometry(
     """What ``TileConfig`` needs to know of quantized keys and values, (codes, scales) each; nothing for dense ones."""
     if not kinds[0]:
         return {}
-    found: dict[str, Any] = {}
-    for name, (codes, words), kind in zip(("k", "v"), (keys, values), kinds, strict=True):
-        found[f"{name}_kind"] = kind
+    is_packed = kinds == PAIRED_KINDS
+    assert is_packed or kinds[0] == kinds[1], kinds
+    found: dict[str, Any] = {"kv_kind": "packed" if is_packed else kinds[0]}
+    for name, (codes, words) in zip(("k", "v"), (keys, values), strict=True):
         found[f"{name}_token"] = codes.shape[-1]
         found[f"{name}_plane_codes"] = codes.stride(1)
         found[f"{name}_plane_scales"] = words.stride(1)
@@ -47,8 +48,10 @@ def cache_geometry(
 
 
 @triton.jit
-def decode_packed(codes, fifths, scales_ptr, slot, dim, inside, KIND: tl.constexpr, HALF_DIM: tl.constexpr):
-    """codes, and with int5 fifths, [N, D]: each byte loaded for all of its elements -> fp32 [N, D].
+def decode_packed(
+    codes, fifths, scales_ptr, slot, dim, inside, HALF_DIM: tl.constexpr, HAS_FIFTH: tl.constexpr
+):
+    """codes, and fifths if there are any, [N, D]: each byte loaded for all of its elements -> fp32 [N, D].
 
     Zeros where not ``inside``.
     """
@@ -56,7 +59,7 @@ def decode_packed(codes, fifths, scales_ptr, slot, dim, inside, KIND: tl.constex
     minimum = tl.load(scales_ptr + 2 * slot + 1, mask=inside, other=0.0).to(tl.float32)
     half = dim // HALF_DIM
     number = (codes.to(tl.int32) >> (4 * half)[None, :]) & 15
-    if KIND == "int5":
+    if HAS_FIFTH:
         place = 4 * half + (dim % HALF_DIM) % 4
         number += ((fifths.to(tl.int32) >> place[None, :]) & 1) << 4
     return number.to(tl.float32) * scale[:, None] + minimum[:, None]
