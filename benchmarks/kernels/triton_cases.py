@@ -161,6 +161,8 @@ def _linear_work(
 # --- attention ------------------------------------------------------------------------------------------------------
 
 SHORT_SHAPES = [
+    LaunchShape(16, 64, 2, 4, 5),
+    LaunchShape(16, 128, 2, 4, 3, 168),
     LaunchShape(16, 64, 3, 4, 3),
     LaunchShape(16, 64, 2, 4, 4),
     LaunchShape(16, 32, 4, 4, 4),
@@ -168,18 +170,21 @@ SHORT_SHAPES = [
 ]
 LONG_SHAPES = [
     LaunchShape(128, 128, 2, 8, 1),
+    LaunchShape(128, 128, 3, 8, 1),
     LaunchShape(128, 64, 3, 8, 1),
-    LaunchShape(128, 64, 2, 8, 1),
+    LaunchShape(128, 32, 3, 8, 2, 128),
+    LaunchShape(128, 32, 4, 8, 2, 128),
+    LaunchShape(128, 64, 2, 8, 2, 128),
     LaunchShape(64, 64, 3, 4, 2),
-    LaunchShape(64, 128, 2, 4, 1),
+    LaunchShape(64, 64, 2, 4, 2),
 ]
-SPLITS = [256, 512]
+SPLITS = [256, 512, 1024]
 
 Lens = Sequence[int]
 
 
 def attention_cases() -> Iterator[Case]:
-    decodes = {"1x1k": [1024], "64x1k": [1024] * 64, "256x1k": [1024] * 256}
+    decodes = {"1x1k": [1024], "64x1k": [1024] * 64, "256x1k": [1024] * 256, "448x600": [600] * 448}
     for name, contexts in decodes.items():
         for split in SPLITS:
             for short in SHORT_SHAPES:
@@ -231,6 +236,7 @@ def _attention_case(
     shape = model.shape
     numbers = [
         f"({x.block_m},{x.block_n},{x.num_stages},{x.num_warps},{x.programs_per_multiprocessor})"
+        + (f"r{x.max_registers}" if x.max_registers else "")
         for x in (short, long)
         if x
     ]

@@ -17,6 +17,7 @@ class LaunchShape:
 
     block_m, block_n, num_stages: see ``TileConfig``.
     programs_per_multiprocessor: of the persistent grid: as many as shared memory and registers hold.
+    max_registers: of a thread, so that several programs fit; None: as many as the compiler wants.
     """
 
     block_m: int
@@ -24,6 +25,13 @@ class LaunchShape:
     num_stages: int
     num_warps: int
     programs_per_multiprocessor: int
+    max_registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Keyword arguments of a launch."""
+        options = {"num_warps": self.num_warps, "num_stages": 1}
+        return options if self.max_registers is None else options | {"maxnreg": self.max_registers}
 
 
 def short_launch(group: int, block_d: int, dtype: torch.dtype) -> LaunchShape:
