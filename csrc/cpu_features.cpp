@@ -63,7 +63,7 @@ bool has_avx512_bf16() { return has_avx512() && bit(cpuid(7, 0).c, 11) && bit(cp
 
 bool has_amx_bf16() {
   const uint32_t d = cpuid(7, 0).d;
-  return has_avx512_bf16() && saves(0x600e6) && bit(d, 22) && bit(d, 24) && may_use_tiles();
+  return has_avx512_bf16() && saves(0x600e6) && bit(d, 22) && bit(d, 24) && bit(d, 25) && may_use_tiles();
 }
 
 #else

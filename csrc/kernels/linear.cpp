@@ -4,6 +4,9 @@
 // With many, a block of the chunk is widened to fp32 in the thread's cache and multiplied with all rows: bound by FMAs.
 #include "kernels.h"
 #include "panels.h"
+#if defined(__AMX_BF16__)
+#include "tiles.h"
+#endif
 
 namespace hr {
 namespace HR_ISA {
@@ -195,25 +198,15 @@ void many_rows(const HrLinear& a, const T* w, int64_t panel_stride, int64_t colu
 #if defined(__AMX_BF16__)
 // bf16 rows times bf16 panels by tiles: 16 rows of x by 32 inputs, and 32 inputs of a panel, which lies in memory as a
 // tile wants it. Four tiles of sums, two by two, read every tile of x and of weights for two products.
-constexpr int kTile = 16, kTileInputs = 32;
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
+constexpr int kTileInputs = 32;
 
 // Tiles 0 to 3: sums of (upper rows, first panel), (upper, second), (lower, first), (lower, second); 4 and 5: x; 6 and
 // 7: panels. Tiles of no rows may not be used.
 void configure_tiles(int64_t upper, int64_t lower) {
   TileConfig config;
   const int64_t rows[8] = {upper, upper, lower, lower, upper, lower, kTile, kTile};
-  for (int tile = 0; tile < 8; ++tile) {
-    config.rows[tile] = (uint8_t)rows[tile];
-    config.row_bytes[tile] = rows[tile] == 0 ? 0 : 64;
-  }
-  // Not the intrinsic: GCC 12 tells the compiler that it reads 8 of the 64 bytes, and drops the stores to the others.
-  __asm__ volatile("ldtilecfg %0" ::"m"(config));
+  for (int tile = 0; tile < 8; ++tile) config.set(tile, rows[tile], 64);
+  config.load();
 }
 
 // Up to 32 rows times one or two panels.
@@ -244,7 +237,7 @@ void multiply_tiles(const HrLinear& a, int64_t row, bool has_lower, const Bf16* 
   if (has_second) _tile_stored(1, sums + kPanel, sums_bytes);
   if (has_lower) _tile_stored(2, sums + kTile * 2 * kPanel, sums_bytes);
   if (has_lower && has_second) _tile_stored(3, sums + kTile * 2 * kPanel + kPanel, sums_bytes);
-  __asm__ volatile("" ::: "memory");
+  tiles_stored();
 }
 
 void run_tiles(const HrLinear& a, Team& team) {

@@ -3,7 +3,9 @@
 #include "kernels.h"
 #include "packed_matrix.h"
 
-#if defined(__AVX2__)
+#if defined(__AMX_INT8__)
+#include "packed_amx.h"
+#elif defined(__AVX2__)
 #include "packed_x86.h"
 #else
 #include "packed_generic.h"
@@ -57,28 +59,30 @@ void put(T* out, const float* values, int64_t count) {
   }
 }
 
-// sums: [count][8].
-void put_tile(const HrLinearPacked& a, int64_t tile, int64_t first_row, int64_t count, float* sums) {
-  const int64_t begin = tile * kTileRows, width = min64(kTileRows, a.matrix->num_rows - begin);
+// sums: [count][stride], outputs of a tile or of several.
+void put_tiles(const HrLinearPacked& a, int64_t tile, int64_t first_row, int64_t count, float* sums,
+               int64_t stride = kTileRows) {
+  const int64_t begin = tile * kTileRows, width = min64(stride, a.matrix->num_rows - begin);
   if (a.bias != nullptr)
     for (int64_t row = 0; row < count; ++row)
-      for (int64_t r = 0; r < width; ++r) sums[row * kTileRows + r] += a.bias[begin + r];
+      for (int64_t r = 0; r < width; ++r) sums[row * stride + r] += a.bias[begin + r];
   with_type(a.out_dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     T* out = (T*)a.out + begin;
     for (int64_t row = 0; row < count; ++row)
-      put(out + (first_row + row) * a.out_stride, sums + row * kTileRows, width);
+      put(out + (first_row + row) * a.out_stride, sums + row * stride, width);
   });
 }
 
-// Pieces of work: some rows of x times some tiles.
+// Pieces of work: some rows of x times some tiles, an even number, for kernels that take two at once.
 struct Pieces {
   int64_t tiles, tiles_each, per_rows, count;
   Pieces(const HrLinearPacked& a, int64_t num_threads) {
+    const int64_t groups = ceil_div(a.rows, kRowsAtOnce);
     tiles = ceil_div(a.matrix->num_rows, kTileRows);
-    tiles_each = max64(1, tiles / (num_threads * kPiecesPerThread));
+    tiles_each = min64(tiles, 2 * ceil_div(tiles * groups, 2 * num_threads * kPiecesPerThread));
     per_rows = ceil_div(tiles, tiles_each);
-    count = per_rows * ceil_div(a.rows, kRowsAtOnce);
+    count = per_rows * groups;
   }
 };
 
@@ -88,7 +92,8 @@ void run_rounded(const HrLinearPacked& a, Team& team) {
   const bool is_double = a.input_bits == 16;
   Memory memory{(char*)team.scratch(2 * bytes_of<int8_t>(most * padded) + 2 * bytes_of<float>(most * blocks) +
                                     bytes_of<int32_t>(most * blocks * 2) + bytes_of<float>(padded) +
-                                    bytes_of<float>(4 * blocks * kTileRows) + bytes_of<float>(most * kTileRows))};
+                                    bytes_of<float>(8 * blocks * kTileRows) + bytes_of<float>(2 * most * kTileRows) +
+                                    bytes_of<int8_t>(2 * padded * kTileRows))};
   QuantizedRows x{memory.take<int8_t>(most * padded),
                   is_double ? memory.take<int8_t>(most * padded) : nullptr,
                   memory.take<float>(most * blocks),
@@ -96,8 +101,12 @@ void run_rounded(const HrLinearPacked& a, Team& team) {
                   memory.take<int32_t>(most * blocks * 2),
                   blocks};
   float* wide = memory.take<float>(padded);
-  float* scales = memory.take<float>(4 * blocks * kTileRows);
-  float* sums = memory.take<float>(most * kTileRows);
+  float* scales = memory.take<float>(8 * blocks * kTileRows);
+  float* sums = memory.take<float>(2 * most * kTileRows);
+#if defined(__AMX_INT8__)
+  const Pair pair{memory.take<int8_t>(2 * padded * kTileRows), scales, scales + 4 * blocks * kTileRows};
+  bool is_configured = false;
+#endif
   const Pieces pieces(a, team.size());
   // Every thread rounds the rows that it works on: that costs less than waiting for each other.
   int64_t rounded = -1;
@@ -108,12 +117,23 @@ void run_rounded(const HrLinearPacked& a, Team& team) {
         quantize_row(wide_row(a, first + row, padded, wide), x, row);
       rounded = first;
     }
-    const int64_t begin = piece % pieces.per_rows * pieces.tiles_each;
-    for (int64_t tile = begin; tile < min64(begin + pieces.tiles_each, pieces.tiles); ++tile) {
+    int64_t tile = piece % pieces.per_rows * pieces.tiles_each;
+    const int64_t end = min64(tile + pieces.tiles_each, pieces.tiles);
+#if defined(__AMX_INT8__)
+    for (; count >= kFewestTileRows && tile + 2 <= end; tile += 2) {
+      pair_rounded(m, tile, x, count, pair, sums);
+      put_tiles(a, tile, first, count, sums, kPairOutputs);
+      is_configured = true;
+    }
+#endif
+    for (; tile < end; ++tile) {
       tile_rounded(m, tile, x, count, scales, sums, kTileRows);
-      put_tile(a, tile, first, count, sums);
+      put_tiles(a, tile, first, count, sums);
     }
   }
+#if defined(__AMX_INT8__)
+  if (is_configured) _tile_release();
+#endif
 }
 
 void run_float(const HrLinearPacked& a, Team& team) {
@@ -141,12 +161,12 @@ void run_float(const HrLinearPacked& a, Team& team) {
     const int64_t end = min64(begin + pieces.tiles_each, pieces.tiles), behind = most * kTileRows;
     for (; count >= kManyRows && tile + 2 <= end; tile += 2) {
       pair_float(m, tile, x, x_stride, count, scales, panel, sums, behind);
-      put_tile(a, tile, first, count, sums);
-      put_tile(a, tile + 1, first, count, sums + behind);
+      put_tiles(a, tile, first, count, sums);
+      put_tiles(a, tile + 1, first, count, sums + behind);
     }
     for (; tile < end; ++tile) {
       tile_float(m, tile, x, x_stride, count, scales, panel, sums, kTileRows);
-      put_tile(a, tile, first, count, sums);
+      put_tiles(a, tile, first, count, sums);
     }
   }
 }

@@ -5,7 +5,7 @@
 #include "packed_matrix.h"
 
 // Arrays of registers stay in registers only if the loops over them are unrolled before anything else is done.
-#define HR_UNROLL _Pragma("GCC unroll 8")
+#define HR_UNROLL _Pragma("GCC unroll 16")
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define HR_HAS_VNNI 1
@@ -106,8 +106,9 @@ inline __m256 half8(const uint16_t* address) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(address)));
 }
 
-// Scales or minimums of a tile for each block (or half block, for groups of 16), fp32 [steps][8].
-void widen(const HrPackedMatrix& m, const void* values, const uint16_t* supers, int64_t tile, float* out) {
+// Scales or minimums of a tile for each block (or half block, for groups of 16): 8 fp32 every `stride`.
+void widen(const HrPackedMatrix& m, const void* values, const uint16_t* supers, int64_t tile, float* out,
+           int64_t stride = kTileRows) {
   const int64_t groups = num_groups(m), per_group = m.group_columns <= 32 ? 1 : m.group_columns / 32;
   const int64_t num_steps = m.num_blocks * halves_of(m);
   const int64_t steps_per_super = kSuperColumns / (m.group_columns == 16 ? 16 : 32);
@@ -123,7 +124,7 @@ void widen(const HrPackedMatrix& m, const void* values, const uint16_t* supers, 
       const __m256 super = half8(supers + (tile * num_supers(m) + step / steps_per_super) * kTileRows);
       scale = _mm256_mul_ps(super, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(small)));
     }
-    for (int64_t i = 0; i < per_group && step < num_steps; ++i, ++step) _mm256_storeu_ps(out + step * kTileRows, scale);
+    for (int64_t i = 0; i < per_group && step < num_steps; ++i, ++step) _mm256_storeu_ps(out + step * stride, scale);
   }
 }
 
