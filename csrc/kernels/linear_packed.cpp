@@ -4,7 +4,7 @@
 #include "packed_matrix.h"
 
 #if defined(__AMX_INT8__)
-#include "packed_amx.h"
+#include "packed_digits.h"
 #elif defined(__AVX2__)
 #include "packed_x86.h"
 #else
@@ -74,13 +74,13 @@ void put_tiles(const HrLinearPacked& a, int64_t tile, int64_t first_row, int64_t
   });
 }
 
-// Pieces of work: some rows of x times some tiles, an even number, for kernels that take two at once.
+// Pieces of work: some rows of x times some tiles, a multiple of those that a kernel takes at once.
 struct Pieces {
   int64_t tiles, tiles_each, per_rows, count;
-  Pieces(const HrLinearPacked& a, int64_t num_threads) {
-    const int64_t groups = ceil_div(a.rows, kRowsAtOnce);
+  Pieces(const HrLinearPacked& a, int64_t num_threads, int64_t rows_at_once = kRowsAtOnce, int64_t at_once = 2) {
+    const int64_t groups = ceil_div(a.rows, rows_at_once);
     tiles = ceil_div(a.matrix->num_rows, kTileRows);
-    tiles_each = min64(tiles, 2 * ceil_div(tiles * groups, 2 * num_threads * kPiecesPerThread));
+    tiles_each = max64(1, min64(tiles, at_once * ceil_div(tiles * groups, at_once * num_threads * kPiecesPerThread)));
     per_rows = ceil_div(tiles, tiles_each);
     count = per_rows * groups;
   }
@@ -136,6 +136,39 @@ void run_rounded(const HrLinearPacked& a, Team& team) {
 #endif
 }
 
+#if defined(__AMX_INT8__)
+void run_digits(const HrLinearPacked& a, Team& team) {
+  const HrPackedMatrix& m = *a.matrix;
+  const int64_t padded = m.num_blocks * kBlockColumns, most = min64(kDigitRowsAtOnce, ceil_div(a.rows, 32) * 32);
+  Memory memory{(char*)team.scratch(2 * bytes_of<uint16_t>(most * padded) + 2 * bytes_of<uint16_t>(kQuadOutputs * padded) +
+                                    bytes_of<float>(padded) + bytes_of<float>(4 * m.num_blocks * kPairOutputs) +
+                                    bytes_of<float>(most * kQuadOutputs))};
+  const Digits x{memory.take<uint16_t>(most * padded), memory.take<uint16_t>(most * padded)};
+  const Digits w{memory.take<uint16_t>(kQuadOutputs * padded), memory.take<uint16_t>(kQuadOutputs * padded)};
+  float* wide = memory.take<float>(padded);
+  float* scales = memory.take<float>(4 * m.num_blocks * kPairOutputs);
+  float* sums = memory.take<float>(most * kQuadOutputs);
+  const Pieces pieces(a, team.size(), kDigitRowsAtOnce, kQuadTiles);
+  int64_t split = -1;
+  for (int64_t piece; (piece = team.take(pieces.count)) < pieces.count;) {
+    const int64_t first = piece / pieces.per_rows * kDigitRowsAtOnce, count = min64(kDigitRowsAtOnce, a.rows - first);
+    if (split < 0) configure_digits();
+    if (split != first) {
+      for (int64_t row = 0; row < count; ++row) split_row(wide_row(a, first + row, padded, wide), padded, x, row);
+      for (int64_t row = count; row % 32 != 0; ++row) clear_row(padded, x, row);
+      split = first;
+    }
+    const int64_t begin = piece % pieces.per_rows * pieces.tiles_each;
+    for (int64_t tile = begin; tile < min64(begin + pieces.tiles_each, pieces.tiles); tile += kQuadTiles) {
+      split_quad(m, tile, scales, w);
+      multiply_groups(x, count, padded, w, sums);
+      put_tiles(a, tile, first, count, sums, kQuadOutputs);
+    }
+  }
+  if (split >= 0) _tile_release();
+}
+#endif
+
 void run_float(const HrLinearPacked& a, Team& team) {
   const HrPackedMatrix& m = *a.matrix;
   const int64_t blocks = m.num_blocks, padded = blocks * kBlockColumns, most = min64(kRowsAtOnce, a.rows);
@@ -187,6 +220,9 @@ void embed_row(const HrEmbeddingPacked& a, const float* row, T* out) {
 
 void linear_packed(const void* args, Team& team) {
   const HrLinearPacked& a = *(const HrLinearPacked*)args;
+#if defined(__AMX_INT8__)
+  if (a.input_bits == 16 && a.rows >= kFewestDigitRows) return run_digits(a, team);
+#endif
   if (a.input_bits == 8 || a.input_bits == 16) {
     run_rounded(a, team);
   } else {

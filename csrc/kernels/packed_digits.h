@@ -4,18 +4,17 @@
 // two such numbers the one of both low digits is left out; sums are fp32. That is as exact as 16-bit inputs are, and
 // unlike whole numbers it needs no sum of its own for each block of columns.
 #pragma once
-#include "packed_x86.h"
-#include "tiles.h"
+#include "packed_amx.h"
 
 namespace hr {
 namespace HR_ISA {
 namespace {
 
-constexpr int64_t kFewestDigitRows = 8;                // from which on decoding pays
+constexpr int64_t kFewestDigitRows = 64;               // from which on decoding pays
 constexpr int64_t kDigitRowsAtOnce = 256;              // whose digits stay in the second-level cache
 constexpr int64_t kQuadTiles = 4;                      // tiles of the matrix that are decoded and multiplied together
 constexpr int64_t kQuadOutputs = kQuadTiles * kTileRows;
-constexpr int64_t kPairOutputs = 2 * kTileRows;        // outputs side by side in a tile of AMX
+constexpr int64_t kDigitColumns = 128;                 // whose weights stay in the first-level cache
 static_assert(kPairOutputs == kTile && kBlockColumns == 2 * kTile, "a block of two tiles fills a tile of AMX");
 
 // bf16 digits. Of x: [rows][columns]. Of a quad: [2 pairs][columns / 2][16 outputs][2].
@@ -134,8 +133,7 @@ void configure_digits() {
 }
 
 // Tiles 0 to 3: sums of (upper rows, first pair), (upper, second), (lower, first), (lower, second). They take turns, so
-// that no product waits for the one before. Columns from `first` up to `end`, whose weights stay in the first-level cache
-// while rows pass by; sums of the columns before are in out, [32][32].
+// that no product waits for the one before. Columns from `first` up to `end`; sums of those before are in out, [32][32].
 template <bool HAS_LOWER>
 void multiply_quad(const Digits& x, int64_t row, int64_t padded, int64_t first, int64_t end, const Digits& w,
                    float* out) {
@@ -192,6 +190,17 @@ void multiply_quad(const Digits& x, int64_t row, int64_t padded, int64_t first, 
     _tile_stored(3, out + kTile * kQuadOutputs + kPairOutputs, out_bytes);
   }
   tiles_stored();
+}
+
+// A quad times `num_rows` rows of x, which are padded with zeros up to whole groups of 32. out: [rows][32].
+void multiply_groups(const Digits& x, int64_t num_rows, int64_t padded, const Digits& w, float* out) {
+  for (int64_t first = 0; first < padded; first += kDigitColumns) {
+    const int64_t end = min64(first + kDigitColumns, padded);
+    for (int64_t row = 0; row < num_rows; row += 2 * kTile) {
+      const bool has_lower = num_rows - row > kTile;
+      (has_lower ? multiply_quad<true> : multiply_quad<false>)(x, row, padded, first, end, w, out + row * kQuadOutputs);
+    }
+  }
 }
 
 }  // namespace
