@@ -221,8 +221,9 @@ struct HrPackedMatrix {
   int32_t reserved;
 };
 
-// out[t][r] = sum over k of x[t][k] * w[r][k] + bias[r]. With int8 inputs, x is rounded to 8 bits with a scale for each
-// 32 columns, and products are summed as integers.
+// out[t][r] = sum over k of x[t][k] * w[r][k] + bias[r]. With inputs of 8 bits, x is rounded to whole numbers with a scale for
+// each 32 columns, and products are summed as integers; with 16 bits to two such digits, or, many rows on a CPU with AMX, to two
+// bf16 digits.
 struct HrLinearPacked {
   int64_t rows;
   const void* x;         // [rows, num_columns]

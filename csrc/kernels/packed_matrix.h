@@ -8,8 +8,9 @@
 //   bits 6   as 4 with the low bits; then [2][8][4] bytes: bits 2i, 2i+1 of vector h belong to chunk 4h + i
 //   bits 8   bytes [8][8][4], signed
 //
-// Scales and minimums lie as [tiles][groups][8]. Products with 8-bit inputs are summed over blocks in order, one chain
-// per output, whatever the number of rows of x: a row's result does not depend on its neighbours.
+// Scales and minimums lie as [tiles][groups][8]. Products with rounded inputs are summed over blocks in order, one
+// chain per output, whatever the number of rows of x: a row's result does not depend on its neighbours (see
+// packed_digits.h for many rows).
 #pragma once
 #include "vec.h"
 

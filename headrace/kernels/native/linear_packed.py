@@ -1,5 +1,5 @@
-"""linear_packed and embedding_packed; see kernels/reference/linear_packed.py. With 8-bit inputs, the result of a row
-does not depend on the other rows."""
+"""linear_packed and embedding_packed; see kernels/reference/linear_packed.py. With inputs of 8
+bits, and with 16 below 64 rows, the result of a row does not depend on the other rows."""
 
 from __future__ import annotations
 
