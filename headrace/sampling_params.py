@@ -13,6 +13,8 @@ from headrace.structured_outputs import StructuredOutputsParams
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 16_384
+MAX_BAD_WORDS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_TOKEN_ID = (1 << 31) - 1
 
@@ -200,12 +202,25 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                     f"stop has {len(self.stop_strings)} strings; at most {MAX_STOP_STRINGS} are allowed",
                     param="stop",
                 )
+            num_chars = sum(map(len, self.stop_strings))
+            if num_chars > MAX_STOP_CHARS:
+                raise RequestError(
+                    f"stop has {num_chars} characters in all; at most {MAX_STOP_CHARS} are allowed",
+                    param="stop",
+                )
             if not self.detokenize:
                 raise RequestError(
                     "stop strings need detokenize=True; use stop_token_ids instead", param="stop"
                 )
         if self.bad_words is not None:
             _texts("bad_words", self.bad_words)
+            num_words, num_chars = len(self.bad_words), sum(map(len, self.bad_words))
+            if num_words > MAX_BAD_WORDS or num_chars > MAX_STOP_CHARS:
+                raise RequestError(
+                    f"bad_words has {num_words} words of {num_chars} characters in all; at most {MAX_BAD_WORDS} of "
+                    f"{MAX_STOP_CHARS} are allowed",
+                    param="bad_words",
+                )
 
     def _verify_beams(self) -> None:
         _float_in("length_penalty", self.length_penalty, -100.0, 100.0)

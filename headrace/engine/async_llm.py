@@ -35,6 +35,7 @@ from headrace.sampling_params import SamplingParams
 
 ENGINE_CORE = "headrace.engine.assemble:build_engine_core"
 _LONG_TEXT_CHARS = 8192
+_MANY_WORDS = 16
 
 
 class _Live:
@@ -233,7 +234,9 @@ class AsyncLLM:
                 for own_id, prompt in zip(ids, prompts, strict=True)
             ]
 
-        is_long = sum(map(_text_length, prompts)) > _LONG_TEXT_CHARS
+        is_long = (
+            sum(map(_text_length, prompts)) > _LONG_TEXT_CHARS or len(params.bad_words or ()) > _MANY_WORDS
+        )
         # Tokenizing a long text takes as long as several steps; other requests' streams must not wait for it.
         inputs = await asyncio.to_thread(process) if is_long else process()
         return self._launch(front_end, ids, inputs, kind)

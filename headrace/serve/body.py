@@ -20,6 +20,7 @@ _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _EXPECTED = re.compile(r"Expected `(.*)`, got `(.*)`")
+_TOO_LONG = re.compile(r"Expected `str` of length <= (\d+)")
 _WRONG_VALUE = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL)
 _PATH = re.compile(r" - at `(.*)`$", re.DOTALL)
 _WORDS = {
@@ -132,6 +133,8 @@ def _explain(text: str, kind: type[msgspec.Struct], outer: str = "") -> ApiError
         wanted = f"one of {', '.join(values)}" if len(values) > 1 else "".join(values) or "another value"
         text = f"{where} must be {wanted}; got {wrong[1][:100]}"
         return bad_request(text, param)
+    if too_long := _TOO_LONG.fullmatch(text):
+        return bad_request(f"{where} must have at most {too_long[1]} characters", param)
     if expected := _EXPECTED.fullmatch(text):
         text = f"{where} must be {_spell(expected[1])}; got {_spell(expected[2])}"
     else:

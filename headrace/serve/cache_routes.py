@@ -17,7 +17,7 @@ from headrace.serve.chat_plan import plan_chat
 from headrace.serve.context import ServerContext, tokenizer_of
 from headrace.serve.errors import bad_request, json_response
 from headrace.serve.prompts import chat_prompt, completion_prompts
-from headrace.serve.protocol import ChatRequest, CompletionRequest
+from headrace.serve.protocol import ChatRequest, CompletionRequest, ShortText, TemplateText
 
 MAX_SHOWN_NODES = 10_000
 TTLS_S = {"5m": 300.0, "1h": 3600.0}
@@ -31,10 +31,10 @@ class CachePrompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt: Any = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
-    chat_template: str | None = None
+    chat_template: TemplateText | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
-    cache_salt: str | None = None
+    cache_salt: ShortText | None = None
     ttl: str | None = None
     ttl_s: float | None = None
 

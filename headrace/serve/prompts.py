@@ -83,7 +83,7 @@ def chat_prompt(request: ChatRequest | TokenizeRequest, front_end: FrontEnd, pla
     tokenizer = tokenizer_of(front_end)
     continues = bool(request.continue_final_message)
     starts = request.add_generation_prompt
-    messages, tools = plan.put(_checked_messages(request, tokenizer))
+    messages, tools = plan.put(_checked_messages(request, tokenizer, front_end.max_model_len))
     text = tokenizer.apply_chat_template(
         messages,
         not continues if starts is None else starts,
@@ -109,12 +109,22 @@ def _template_variables(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _checked_messages(request: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def _checked_messages(
+    request: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, max_model_len: int
+) -> list[dict[str, Any]]:
     """The messages with known roles and fields. A template that knows no developers gets their words as the system's.
 
     A role or field of another name is taken if the template speaks of it.
     """
     source = request.chat_template or tokenizer.chat_template or ""
+    count = len(request.messages or [])
+    if count > max_model_len:
+        raise RequestError(
+            f"messages has {count} entries, but prompt and answer together may have at most {max_model_len} tokens "
+            "(max_model_len): shorten it",
+            param="messages",
+            code="context_length_exceeded",
+        )
     messages = []
     for index, message in enumerate(request.messages or []):
         role = message.get("role")

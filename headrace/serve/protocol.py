@@ -6,9 +6,13 @@ A field that is not here is refused. One that is here and typed ``Any`` changes 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+# What is kept or sent again and again is short; a template is compiled before anything limits it.
+ShortText = Annotated[str, msgspec.Meta(max_length=256)]
+TemplateText = Annotated[str, msgspec.Meta(max_length=100_000)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,9 +57,9 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: int | None = None
-    cache_salt: str | None = None
+    cache_salt: ShortText | None = None
     cache_control: Any = None
-    request_id: str | None = None
+    request_id: ShortText | None = None
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -105,7 +109,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template: str | None = None
+    chat_template: TemplateText | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
 
@@ -120,7 +124,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template: str | None = None
+    chat_template: TemplateText | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
 

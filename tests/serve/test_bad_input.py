@@ -305,6 +305,35 @@ def test_messages_say_what_is_wrong(server: LaunchedServer, fields: dict[str, An
     assert words in message and "(" not in message
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop": ["x" * 20_000]}, "stop"),
+        ({"stop": ["x" * 300] * 60}, "stop"),
+        ({"bad_words": [f"w{i}" for i in range(2000)]}, "bad_words"),
+        ({"bad_words": ["x" * 20_000]}, "bad_words"),
+        ({"cache_salt": "s" * 300}, "cache_salt"),
+        ({"request_id": "s" * 300}, "request_id"),
+        ({"chat_template": "{{1}}" * 50_000}, "chat_template"),
+        ({"messages": [{"role": "user", "content": ""}] * 9000}, "messages"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_would_cost_the_server_much_is_limited(
+    server: LaunchedServer, fields: dict[str, Any], param: str
+) -> None:
+    refused(server.http.post(CHAT, json={"messages": HELLO, **fields}), param=param)
+    if param not in ("messages", "chat_template"):
+        refused(server.complete("Hi", **fields), param=param)
+
+
+def test_answers_of_a_request_share_their_stop_strings(server: LaunchedServer) -> None:
+    stop = [f"{number}" * 100 for number in range(64)]
+    answer = server.complete("Hi", n=100, max_tokens=4, stop=stop)
+    assert answer.status_code == 200 and len(answer.json()["choices"]) == 100
+    assert server.complete("Hi", max_tokens=20, stop=["3"]).json()["choices"][0]["text"] == ", 2, "
+
+
 def test_lone_surrogates_and_cut_bodies_are_told_apart(server: LaunchedServer) -> None:
     for text in ("\\ud800", "a\\udbff", "\\udc00b", "\\ud83d x"):
         body = b'{"prompt": "%s"}' % text.encode()
