@@ -162,7 +162,7 @@ def _linear_work(
 
 SHORT_SHAPES = [
     LaunchShape(16, 64, 2, 4, 5),
-    LaunchShape(16, 128, 2, 4, 3, 168),
+    LaunchShape(16, 128, 2, 4, 3),
     LaunchShape(16, 64, 3, 4, 3),
     LaunchShape(16, 64, 2, 4, 4),
     LaunchShape(16, 32, 4, 4, 4),
@@ -172,9 +172,9 @@ LONG_SHAPES = [
     LaunchShape(128, 128, 2, 8, 1),
     LaunchShape(128, 128, 3, 8, 1),
     LaunchShape(128, 64, 3, 8, 1),
-    LaunchShape(128, 32, 3, 8, 2, 128),
-    LaunchShape(128, 32, 4, 8, 2, 128),
-    LaunchShape(128, 64, 2, 8, 2, 128),
+    LaunchShape(128, 32, 3, 8, 2),
+    LaunchShape(128, 32, 4, 8, 2),
+    LaunchShape(128, 64, 2, 8, 2),
     LaunchShape(64, 64, 3, 4, 2),
     LaunchShape(64, 64, 2, 4, 2),
 ]
@@ -236,7 +236,6 @@ def _attention_case(
     shape = model.shape
     numbers = [
         f"({x.block_m},{x.block_n},{x.num_stages},{x.num_warps},{x.programs_per_multiprocessor})"
-        + (f"r{x.max_registers}" if x.max_registers else "")
         for x in (short, long)
         if x
     ]

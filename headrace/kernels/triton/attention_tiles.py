@@ -10,14 +10,17 @@ import triton
 from headrace.kernels.triton.attention_work import TileRows
 from headrace.kernels.triton.launch import INTERPRETED
 
+_REGISTERS, _MAX_REGISTERS, _WARP = 65536, 255, 32
+"""Of a multiprocessor, of a thread at most; threads of a warp."""
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
     """How a kernel is launched.
 
     block_m, block_n, num_stages: see ``TileConfig``.
-    programs_per_multiprocessor: of the persistent grid: as many as shared memory and registers hold.
-    max_registers: of a thread, so that several programs fit; None: as many as the compiler wants.
+    programs_per_multiprocessor: of the persistent grid: as many as shared memory holds. Registers are cut to fit: a
+        program that waits for another to end would do its part of the work after all others.
     """
 
     block_m: int
@@ -25,13 +28,17 @@ class LaunchShape:
     num_stages: int
     num_warps: int
     programs_per_multiprocessor: int
-    max_registers: int | None = None
+
+    @property
+    def max_registers(self) -> int:
+        """Of a thread, so that all programs fit."""
+        share = _REGISTERS // (self.programs_per_multiprocessor * self.num_warps * _WARP)
+        return min(share // 8 * 8, _MAX_REGISTERS)
 
     @property
     def options(self) -> dict[str, int]:
         """Keyword arguments of a launch."""
-        options = {"num_warps": self.num_warps, "num_stages": 1}
-        return options if self.max_registers is None else options | {"maxnreg": self.max_registers}
+        return {"num_warps": self.num_warps, "num_stages": 1, "maxnreg": self.max_registers}
 
 
 def short_launch(group: int, block_d: int, dtype: torch.dtype) -> LaunchShape:
