@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from headrace.checkpoint import ModelArchitecture
+from headrace.kernels.triton.launch import launch_options
 from headrace.kernels.triton.warmup import ModelWidths, WarmupReport, decode_calls, first_token_calls, warm_up
 from headrace.platforms.cuda import use_gpu
 
@@ -48,6 +49,7 @@ class KernelWarmup:
 
     def _run(self) -> None:
         try:
+            launch_options()  # Triton's driver is made by one thread, before many use it
             begin = partial(use_gpu, self._device) if self._device.type == "cuda" else None
             first = first_token_calls(self._widths, self._device)
             self.first_token = warm_up(first, self._num_threads, begin)
