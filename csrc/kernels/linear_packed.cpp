@@ -139,7 +139,8 @@ void run_rounded(const HrLinearPacked& a, Team& team) {
 #if defined(__AMX_INT8__)
 void run_digits(const HrLinearPacked& a, Team& team) {
   const HrPackedMatrix& m = *a.matrix;
-  const int64_t padded = m.num_blocks * kBlockColumns, most = min64(kDigitRowsAtOnce, ceil_div(a.rows, 32) * 32);
+  const int64_t padded = m.num_blocks * kBlockColumns, at_once = digit_rows_at_once(padded);
+  const int64_t most = min64(at_once, ceil_div(a.rows, 32) * 32);
   Memory memory{(char*)team.scratch(2 * bytes_of<uint16_t>(most * padded) + 2 * bytes_of<uint16_t>(kQuadOutputs * padded) +
                                     bytes_of<float>(padded) + bytes_of<float>(4 * m.num_blocks * kPairOutputs) +
                                     bytes_of<float>(most * kQuadOutputs))};
@@ -148,10 +149,10 @@ void run_digits(const HrLinearPacked& a, Team& team) {
   float* wide = memory.take<float>(padded);
   float* scales = memory.take<float>(4 * m.num_blocks * kPairOutputs);
   float* sums = memory.take<float>(most * kQuadOutputs);
-  const Pieces pieces(a, team.size(), kDigitRowsAtOnce, kQuadTiles);
+  const Pieces pieces(a, team.size(), at_once, kQuadTiles);
   int64_t split = -1;
   for (int64_t piece; (piece = team.take(pieces.count)) < pieces.count;) {
-    const int64_t first = piece / pieces.per_rows * kDigitRowsAtOnce, count = min64(kDigitRowsAtOnce, a.rows - first);
+    const int64_t first = piece / pieces.per_rows * at_once, count = min64(at_once, a.rows - first);
     if (split < 0) configure_digits();
     if (split != first) {
       for (int64_t row = 0; row < count; ++row) split_row(wide_row(a, first + row, padded, wide), padded, x, row);

@@ -1,6 +1,6 @@
 // Packed matrices times many rows by tiles of AMX: inputs and decoded weights as two bf16 digits each.
 //
-// A number is the sum of its rounding to bf16 and of the rounding of what is left, to 16 bits. Of the four products of
+// A number is the sum of its bf16 and of the bf16 of what is left, to 16 bits or so. Of the four products of
 // two such numbers the one of both low digits is left out; sums are fp32. That is as exact as 16-bit inputs are, and
 // unlike whole numbers it needs no sum of its own for each block of columns.
 #pragma once
@@ -11,11 +11,16 @@ namespace HR_ISA {
 namespace {
 
 constexpr int64_t kFewestDigitRows = 64;               // from which on decoding pays
-constexpr int64_t kDigitRowsAtOnce = 256;              // whose digits stay in the second-level cache
+constexpr int64_t kDigitsAtOnce = 300000;              // of x: they stay in the second-level cache
 constexpr int64_t kQuadTiles = 4;                      // tiles of the matrix that are decoded and multiplied together
 constexpr int64_t kQuadOutputs = kQuadTiles * kTileRows;
 constexpr int64_t kDigitColumns = 128;                 // whose weights stay in the first-level cache
 static_assert(kPairOutputs == kTile && kBlockColumns == 2 * kTile, "a block of two tiles fills a tile of AMX");
+
+// Rows of x whose digits are multiplied with each quad, whole groups of 32.
+inline int64_t digit_rows_at_once(int64_t padded) {
+  return max64(2 * kTile, min64(512, kDigitsAtOnce / padded) / (2 * kTile) * (2 * kTile));
+}
 
 // bf16 digits. Of x: [rows][columns]. Of a quad: [2 pairs][columns / 2][16 outputs][2].
 struct Digits {
@@ -35,17 +40,17 @@ inline void store_digits(__m512 first, __m512 second, const Digits& to, int64_t 
   _mm512_storeu_si512(to.low + at, as_words(_mm512_cvtne2ps_pbh(rest_second, rest_first)));
 }
 
-// Two columns of 16 outputs, side by side in each lane.
+// Two columns of 16 outputs, side by side in each lane. Digits are cut off, not rounded: that costs less, and one bit.
 inline void store_pair(__m512 first, __m512 second, const Digits& to, int64_t at) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  const __m512i high = _mm512_permutexvar_epi16(order, as_words(_mm512_cvtne2ps_pbh(second, first)));
-  const __m512 rest_first = _mm512_sub_ps(first, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16)));
-  const __m512i upper = _mm512_and_si512(high, _mm512_set1_epi32(int32_t(0xffff0000u)));
-  const __m512 rest_second = _mm512_sub_ps(second, _mm512_castsi512_ps(upper));
-  const __m512i low = _mm512_permutexvar_epi16(order, as_words(_mm512_cvtne2ps_pbh(rest_second, rest_first)));
-  _mm512_storeu_si512(to.high + at, high);
-  _mm512_storeu_si512(to.low + at, low);
+  const __m512i upper = _mm512_set1_epi32(int32_t(0xffff0000u));
+  const auto both = [&](__m512 a, __m512 b) {  // the upper half of a below that of b
+    return _mm512_ternarylogic_epi32(_mm512_srli_epi32(_mm512_castps_si512(a), 16), _mm512_castps_si512(b), upper, 0xf8);
+  };
+  const auto rest = [&](__m512 a) {
+    return _mm512_sub_ps(a, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), upper)));
+  };
+  _mm512_storeu_si512(to.high + at, both(first, second));
+  _mm512_storeu_si512(to.low + at, both(rest(first), rest(second)));
 }
 
 // x: `padded` fp32 numbers.
@@ -87,8 +92,9 @@ void split_pair(const uint8_t* first, const uint8_t* second, TileScales pair, in
       __m512 value[4];
       HR_UNROLL
       for (int c = 0; c < 4; ++c) {
-        value[c] = _mm512_mul_ps(code_column<BITS, HAS_MIN>(chunk, c), scale);
-        if constexpr (HAS_MIN) value[c] = _mm512_add_ps(value[c], _mm512_loadu_ps(pair.minimums + b * kPairOutputs));
+        const __m512 code = code_column<BITS, HAS_MIN>(chunk, c);
+        value[c] = HAS_MIN ? _mm512_fmadd_ps(code, scale, _mm512_loadu_ps(pair.minimums + b * kPairOutputs))
+                           : _mm512_mul_ps(code, scale);
       }
       const int64_t at = (b * kBlockColumns + 4 * j) * kPairOutputs;
       store_pair(value[0], value[1], to, at);
