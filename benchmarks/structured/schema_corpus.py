@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace.errors import GrammarError
 from headrace.grammar.base import CompiledGrammar, GrammarMatcher, TokenVocabulary
 
 _END = 256
@@ -62,7 +63,10 @@ def accepts(grammar: CompiledGrammar, value: Any, schema: Any) -> bool:
 
 
 def _take(matcher: GrammarMatcher, text: str) -> bool:
-    return matcher.accept(list(text.encode("utf-8", "surrogatepass")))
+    try:
+        return matcher.accept(list(text.encode("utf-8", "surrogatepass")))
+    except GrammarError:
+        return False  # too complex at some place: an answer would end with an error there
 
 
 def _whole(value: Any) -> Any:

@@ -8,10 +8,11 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from headrace.errors import GrammarError
-from headrace.grammar.base import GrammarMatcher, TokenVocabulary, load_backend
+from headrace.grammar.base import GrammarMatcher
+from headrace.grammar.json_schema.validation import validator_of
+from headrace.grammar.patterns import byte_backend
 from headrace.structured_outputs import Constraint
 
-_END = 256
 _MAX_CHECKS = 64
 
 
@@ -84,22 +85,12 @@ class AnswerCheck:
 
     @cached_property
     def _validator(self) -> Any:
-        from jsonschema import Draft202012Validator
-        from jsonschema.validators import validator_for
-
-        schema = json.loads(self._constraint.source or self._constraint.text)
-        return validator_for(schema, default=Draft202012Validator)(schema)
+        return validator_of(json.loads(self._constraint.source or self._constraint.text))
 
     @cached_property
     def _byte_matcher(self) -> GrammarMatcher | None:
-        vocabulary = TokenVocabulary(
-            [bytes([byte]) for byte in range(_END)] + [b""],
-            frozenset({_END}),
-            (_END,),
-            lambda text: list(text.encode()),
-        )
         try:
-            return load_backend("llguidance", vocabulary).compile(self._constraint).matcher
+            return byte_backend().compile(self._constraint).matcher
         except GrammarError:
             return None
 

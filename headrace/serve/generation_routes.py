@@ -33,6 +33,7 @@ FormatMaker = Callable[[ChatRequest, str, FrontEnd, ChatPlan, ParsedPrompt], Ans
 
 # Tokenizing and rendering this much takes longer than a step: other streams must not wait for it.
 _LARGE_BODY_BYTES = 16384
+_LARGE_CONSTRAINT_BYTES = 2048  # schemas take longer for their size
 
 
 async def create_completion(context: ServerContext, request: Request, body: bytes) -> Response:
@@ -107,7 +108,7 @@ async def _constraint_notes(params: SamplingParams, front_end: FrontEnd, num_byt
     wanted = params.structured_outputs
     if wanted is None:
         return []
-    if num_bytes > _LARGE_BODY_BYTES:
+    if num_bytes > _LARGE_CONSTRAINT_BYTES:
         return (await asyncio.to_thread(front_end.inputs.constraint_of, wanted))[1]
     return front_end.inputs.constraint_of(wanted)[1]
 

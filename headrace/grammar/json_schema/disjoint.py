@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -16,6 +17,7 @@ class Disjointness:
 
     def __init__(self, document: SchemaDocument) -> None:
         self._document = document
+        self._known_keys: dict[int, tuple[Any, frozenset[str]]] = {}  # the schema stays, so that its id does
 
     def are_disjoint(self, one: Any, other: Any, base: str, depth: int = 0) -> bool:
         """True if no value is valid under both."""
@@ -30,6 +32,9 @@ class Disjointness:
         for first, second in ((one, other), (other, one)):
             values = self.values_of(first)
             if values is not None:
+                if self.values_of(second) is not None:
+                    theirs = self._keys(second)
+                    values = [value for value in values if value_key(value) in theirs]
                 return not any(self._document.is_valid(value, second) for value in values)
         for first, second in ((one, other), (other, one)):
             for word in ("anyOf", "oneOf"):
@@ -40,6 +45,14 @@ class Disjointness:
                 if self.are_disjoint(branch, second, base, depth + 1):
                     return True
         return all(self._differ(kind, one, other, base, depth) for kind in common)
+
+    def _keys(self, schema: dict[str, Any]) -> frozenset[str]:
+        """The keys of a schema's values, made once for each list of them."""
+        values = self.values_of(schema) or []
+        name = id(schema.get("enum", schema))
+        if name not in self._known_keys:
+            self._known_keys[name] = (schema, frozenset(map(value_key, values)))
+        return self._known_keys[name][1]
 
     def items_differ(self, one: Any, other: Any, base: str) -> bool:
         """True if both are arrays, or nothing, whose items can never be alike: only [] is both."""
@@ -133,6 +146,19 @@ class Disjointness:
             if name in needed and self.are_disjoint(mine, theirs.get(name, True), base, depth + 1):
                 return True
         return False
+
+
+def value_key(value: Any) -> str:
+    """Equal for values that JSON Schema calls equal: 1 is 1.0, but not true."""
+    return json.dumps(_normal(value), sort_keys=True)
+
+
+def _normal(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_normal(item) for item in value]
+    return {name: _normal(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def type_name(value: Any) -> str:

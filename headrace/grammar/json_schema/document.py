@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NoReturn
 from urllib.parse import unquote, urljoin
 
 from headrace.errors import GrammarError
+from headrace.grammar.json_schema.validation import validator_of
 
 MAX_DEPTH = 96
+MAX_LOWERING_S = 5.0
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 _OLD_IDS = ("draft-03", "draft-04")
+_DATA = ("enum", "const", "default", "examples", "example")
 # What holds schemas by name, and what holds data that only looks like schemas.
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-_DATA = ("enum", "const", "default", "examples", "example")
 
 
 class SchemaDocument:
@@ -27,6 +30,7 @@ class SchemaDocument:
     def __init__(self, root: dict[str, Any]) -> None:
         _check_depth(root)
         self.root = root
+        self._end_s = time.thread_time() + MAX_LOWERING_S
         dialect = str(root.get("$schema", ""))
         self.ignores_ref_siblings = any(draft in dialect for draft in _OLD_DRAFTS)
         self._id_word = "id" if any(draft in dialect for draft in _OLD_IDS) else "$id"
@@ -47,16 +51,23 @@ class SchemaDocument:
         except SchemaError as error:
             path = "#" + "".join(f"/{part}" for part in error.absolute_path)
             refuse(path, f"the schema is malformed: {error.message[:300]}")
-        return kind(self.root)
+        return validator_of(self.root)
 
     def is_valid(self, value: Any, schema: Any) -> bool:
         """Whether a part of the document accepts a value."""
         from referencing.exceptions import Unresolvable
 
+        self.check_time()
         try:
             return bool(self.validator.evolve(schema=schema).is_valid(value))
         except Unresolvable as error:
             refuse("#", f"a reference cannot be resolved: {error}")
+
+    def check_time(self, path: str = "#") -> None:
+        """Raises GrammarError when the schema has taken too long; whoever works on it asks now and then."""
+        if time.thread_time() > self._end_s:
+            problem = f"the schema takes more than {MAX_LOWERING_S:g} s to be prepared: simplify it"
+            refuse(path, problem, "constraint_too_complex")
 
     def resolve(self, reference: Any, base: str, path: str) -> tuple[str, Any, str]:
         """(key, schema, base) of a reference; equal keys mean the same schema.

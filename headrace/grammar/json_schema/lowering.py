@@ -89,7 +89,10 @@ class SchemaLowering:
             return self._with_reference(schema, base, path)
         values = self.disjointness.values_of(schema)
         if values is not None:
-            kept = [value for value in values if self.document.is_valid(value, schema)]
+            # Of its own values each one is one: only the other words are left to ask.
+            own = "const" if "const" in schema else "enum"
+            rest = {word: value for word, value in schema.items() if word != own and word not in _ANNOTATIONS}
+            kept = [value for value in values if not rest or self.document.is_valid(value, rest)]
             return {"enum": kept} if kept else False
         plain: dict[str, Any] = {}
         parts: list[Any] = []
@@ -151,6 +154,7 @@ class SchemaLowering:
         if not isinstance(schema, dict):
             refuse(path, "must be an object or a boolean")
         self._num_nodes += 1
+        self.document.check_time(path)
         if self._num_nodes > MAX_NODES:
             refuse(
                 path, f"the schema comes to more than {MAX_NODES} parts: simplify it", "constraint_too_large"
@@ -232,6 +236,7 @@ class SchemaLowering:
         rest = {word: value for word, value in schema.items() if word in ("type", "required", "properties")}
         kinds = [self.disjointness.types_of({"allOf": [rest, branch]}, base) for branch in branches]
         alternatives = []
+        negated: dict[int, Any] = {}
         for i, branch in enumerate(branches):
             parts = [self.positive(branch, base, f"{path}/oneOf/{i}")]
             for j, other in enumerate(branches):
@@ -242,7 +247,9 @@ class SchemaLowering:
                 if self.disjointness.items_differ(branch, other, base):
                     parts.append({"minItems": 1})
                 else:
-                    parts.append(self._without(other, base, f"{path}/oneOf/{j}"))
+                    if j not in negated:
+                        negated[j] = self._without(other, base, f"{path}/oneOf/{j}")
+                    parts.append(negated[j])
             alternatives.append(all_of(parts))
         return any_of(alternatives)
 
