@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gguf
+import gguf.quants
 import pytest
 import torch
 
@@ -49,6 +51,30 @@ def test_the_search_beats_the_whole_range(rounding: Rounding) -> None:
         step = groups.abs().amax(-1, keepdim=True) / 7
         plain = (groups / step).round() * step
     assert relative_error(found) < 0.98 * float((plain.view_as(WEIGHTS) - WEIGHTS).norm() / WEIGHTS.norm())
+
+
+@pytest.mark.parametrize(
+    ("rounding", "block_type", "share"),
+    [
+        (Rounding(4, 32), "Q4_0", 0.97),
+        (Rounding(4, 32, True), "Q4_1", 0.94),
+        (Rounding(8, 32), "Q8_0", 1.001),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tails", ["normal", "heavy"])
+def test_rounding_is_no_worse_than_llama_cpps(
+    rounding: Rounding, block_type: str, share: float, tails: str
+) -> None:
+    """The same bytes a group, from the quantizers of the gguf package."""
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(200, 512, generator=generator) * 0.02
+    if tails == "heavy":
+        weights /= torch.rand(weights.shape, generator=generator).clamp_min(0.05).sqrt()
+    kind = gguf.GGMLQuantizationType[block_type]
+    theirs = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weights.numpy(), kind), kind))
+    their_error = float((theirs - weights).norm() / weights.norm())
+    assert relative_error(round_weights(weights, rounding), weights) < share * their_error
 
 
 @pytest.mark.parametrize("rounding", [Rounding(4, 32), Rounding(4, 32, True), Rounding(8, 32, True)], ids=str)
