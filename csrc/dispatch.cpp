@@ -70,6 +70,8 @@ const int64_t kArgsBytes[HR_NUM_OPS] = {
     sizeof(HrSoftCap),
     sizeof(HrCopyBlocks),
     sizeof(HrRowArgmax),
+    sizeof(HrDraw),
+    sizeof(HrTokenMask),
     sizeof(HrLinearPacked),
     sizeof(HrEmbeddingPacked),
 };

@@ -31,6 +31,8 @@ enum HrOp : int32_t {
   HR_SOFT_CAP,
   HR_COPY_BLOCKS,
   HR_ROW_ARGMAX,
+  HR_DRAW,
+  HR_TOKEN_MASK,
   HR_LINEAR_PACKED,
   HR_EMBEDDING_PACKED,
   HR_NUM_OPS,
@@ -201,6 +203,28 @@ struct HrRowArgmax {
   float* values;     // [rows]
   int64_t* indices;  // [rows]
   int64_t stride, width;
+};
+
+// A token of each row: the one whose weight over its noise is the largest (the Gumbel-max trick). Weights are those of
+// the softmax of x / temperature, or x itself. The noise is that of kernels/reference/noise.py.
+struct HrDraw {
+  int64_t rows;
+  const float* x;            // [rows, width]
+  const float* row_max;      // [rows], the largest of x; unused without temperatures
+  const float* temperature;  // [rows], or null: x are weights
+  const int64_t* keys;       // [rows], of the noise
+  int64_t* indices;          // [rows]
+  int64_t stride, width;
+};
+
+// Logits of tokens that a mask forbids become -infinity. Bit i of word w allows token 32 w + i; tokens past the last
+// word are forbidden.
+struct HrTokenMask {
+  int64_t rows;                // that are masked
+  float* logits;               // [.., width]
+  const int64_t* masked_rows;  // [rows], none twice
+  const uint32_t* words;       // [rows, num_words]
+  int64_t num_words, stride, width;
 };
 
 // A matrix of small integers. A weight is scale * code, or scale * (code - 2^(bits-1)), or scale * code + minimum, with

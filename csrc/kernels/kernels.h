@@ -17,6 +17,8 @@ void gated_act(const void* args, Team& team);
 void soft_cap(const void* args, Team& team);
 void copy_blocks(const void* args, Team& team);
 void row_argmax(const void* args, Team& team);
+void draw(const void* args, Team& team);
+void token_mask(const void* args, Team& team);
 void linear_packed(const void* args, Team& team);
 void embedding_packed(const void* args, Team& team);
 

@@ -16,6 +16,8 @@ const KernelTable& table() {
       soft_cap,
       copy_blocks,
       row_argmax,
+      draw,
+      token_mask,
       linear_packed,
       embedding_packed,
   }};

@@ -1,17 +1,21 @@
-"""The sampling functions of kernels/reference/sampling.py, of which picking the best token is native."""
+"""The sampling functions of kernels/reference/sampling.py: picking the best token and drawing one are native."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from headrace.kernels.native.run import check_rows, run
-from headrace.kernels.native.structs import RowArgmaxArgs
-from headrace.kernels.reference.sampling import log_normalizer, sample_rows, token_ranks, top_tokens
+from headrace.kernels.native.structs import DrawArgs, RowArgmaxArgs
+from headrace.kernels.reference.sampling import filtered_weights, log_normalizer, token_ranks, top_tokens
 
-__all__ = ["log_normalizer", "row_argmax", "sample_rows", "token_ranks", "top_tokens"]
+__all__ = ["filtered_weights", "log_normalizer", "row_argmax", "sample_rows", "token_ranks", "top_tokens"]
+
+_NUMBERS_PER_TOKEN = 4
+"""What drawing costs a token of the vocabulary, in numbers that a plain op touches."""
 
 
-def row_argmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def row_argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     """See the reference."""
     check_rows(x=x)
     assert x.dtype == torch.float32
@@ -27,3 +31,40 @@ def row_argmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     )
     run(args, x.numel())
     return values, indices
+
+
+def sample_rows(
+    logits: Tensor,
+    row_max: Tensor,
+    temperature: Tensor,
+    key: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    max_top_k: int = 0,
+) -> Tensor:
+    """See the reference."""
+    if top_k is None and top_p is None and min_p is None:
+        return _draw(logits, row_max.contiguous(), temperature.contiguous(), key)
+    return _draw(
+        filtered_weights(logits, row_max, temperature, top_k, top_p, min_p, max_top_k), None, None, key
+    )
+
+
+def _draw(x: Tensor, row_max: Tensor | None, temperature: Tensor | None, key: Tensor) -> Tensor:
+    """A token a row, from logits, or from weights where there is no temperature."""
+    check_rows(x=x)
+    assert x.dtype == torch.float32 and key.dtype == torch.int64
+    indices, key = torch.empty(len(x), dtype=torch.int64), key.contiguous()
+    args = DrawArgs(
+        rows=len(x),
+        x=x.data_ptr(),
+        row_max=0 if row_max is None else row_max.data_ptr(),
+        temperature=0 if temperature is None else temperature.data_ptr(),
+        keys=key.data_ptr(),
+        indices=indices.data_ptr(),
+        stride=x.stride(0),
+        width=x.shape[1],
+    )
+    run(args, x.numel() * _NUMBERS_PER_TOKEN)
+    return indices

@@ -245,6 +245,35 @@ class RowArgmaxArgs(ctypes.Structure):
     ]
 
 
+class DrawArgs(ctypes.Structure):
+    """``HrDraw``."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        ("x", c_void_p),
+        ("row_max", c_void_p),
+        ("temperature", c_void_p),
+        ("keys", c_void_p),
+        ("indices", c_void_p),
+        ("stride", c_int64),
+        ("width", c_int64),
+    ]
+
+
+class TokenMaskArgs(ctypes.Structure):
+    """``HrTokenMask``."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        ("logits", c_void_p),
+        ("masked_rows", c_void_p),
+        ("words", c_void_p),
+        ("num_words", c_int64),
+        ("stride", c_int64),
+        ("width", c_int64),
+    ]
+
+
 class PackedMatrixStruct(ctypes.Structure):
     """``HrPackedMatrix``."""
 
@@ -327,6 +356,8 @@ OPS: tuple[type[ctypes.Structure], ...] = (
     SoftCapArgs,
     CopyBlocksArgs,
     RowArgmaxArgs,
+    DrawArgs,
+    TokenMaskArgs,
     LinearPackedArgs,
     EmbeddingPackedArgs,
 )

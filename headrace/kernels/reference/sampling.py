@@ -65,6 +65,20 @@ def sample_rows(
         top_p: [R] float32 in (0, 1], 1 keeps all.
         min_p: [R] float32 in [0, 1].
     """
+    weights = filtered_weights(logits, row_max, temperature, top_k, top_p, min_p, max_top_k)
+    return row_argmax(weights.div_(exponentials(key, weights.shape[1])))[1]
+
+
+def filtered_weights(
+    logits: Tensor,
+    row_max: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    max_top_k: int = 0,
+) -> Tensor:
+    """Likelihoods relative to the best token, [R, V]; 0 where a filter drops one. Arguments as ``sample_rows``."""
     weights = torch.sub(logits, row_max[:, None]).div_(temperature[:, None]).exp_()
     threshold, best = min_p, weights[:, :0]
     if top_k is not None or top_p is not None:
@@ -80,7 +94,7 @@ def sample_rows(
         threshold = nucleus if threshold is None else torch.maximum(threshold, nucleus)
     if threshold is not None:
         weights.mul_(torch.ge(weights, threshold[:, None], out=torch.empty_like(weights)))
-    return row_argmax(weights.div_(exponentials(key, weights.shape[1])))[1]
+    return weights
 
 
 def log_normalizer(logits: Tensor) -> Tensor:

@@ -1,16 +1,14 @@
-// row_argmax: the largest number of a row and its lowest index.
-#include "kernels.h"
+// The largest of a row's numbers and its lowest index; NaN counts as the largest.
+#pragma once
 #include "vec.h"
 
 namespace hr {
 namespace HR_ISA {
 
-namespace {
-
 constexpr int64_t kPiece = 4096;  // numbers looked at before the index is searched
 
 // The largest number of a piece; NaN if there is one.
-float largest(const float* x, int64_t count) {
+static inline float largest(const float* x, int64_t count) {
   Vec best = splat(-__builtin_inff());
   IntVec is_nan = {};
   int64_t i = 0;
@@ -29,7 +27,7 @@ float largest(const float* x, int64_t count) {
   return result;
 }
 
-void find(const float* x, int64_t width, float* value, int64_t* index) {
+static inline void find_largest(const float* x, int64_t width, float* value, int64_t* index) {
   float best = -__builtin_inff();
   int64_t piece = 0;
   for (int64_t first = 0; first < width; first += kPiece) {
@@ -47,14 +45,6 @@ void find(const float* x, int64_t width, float* value, int64_t* index) {
     while (x[i] == x[i]) ++i;
   *value = best;
   *index = i;
-}
-
-}  // namespace
-
-void row_argmax(const void* args, Team& team) {
-  const HrRowArgmax& a = *(const HrRowArgmax*)args;
-  for (int64_t r = team.rank(); r < a.rows; r += team.size())
-    find(a.x + r * a.stride, a.width, a.values + r, a.indices + r);
 }
 
 }  // namespace HR_ISA
