@@ -161,8 +161,6 @@ def _linear_work(
 # --- attention ------------------------------------------------------------------------------------------------------
 
 SHORT_SHAPES = [
-    LaunchShape(16, 64, 2, 4, 5),
-    LaunchShape(16, 128, 2, 4, 3),
     LaunchShape(16, 64, 3, 4, 3),
     LaunchShape(16, 64, 2, 4, 4),
     LaunchShape(16, 32, 4, 4, 4),
@@ -170,21 +168,18 @@ SHORT_SHAPES = [
 ]
 LONG_SHAPES = [
     LaunchShape(128, 128, 2, 8, 1),
-    LaunchShape(128, 128, 3, 8, 1),
     LaunchShape(128, 64, 3, 8, 1),
-    LaunchShape(128, 32, 3, 8, 2),
-    LaunchShape(128, 32, 4, 8, 2),
-    LaunchShape(128, 64, 2, 8, 2),
+    LaunchShape(128, 64, 2, 8, 1),
     LaunchShape(64, 64, 3, 4, 2),
-    LaunchShape(64, 64, 2, 4, 2),
+    LaunchShape(64, 128, 2, 4, 1),
 ]
-SPLITS = [256, 512, 1024]
+SPLITS = [256, 512]
 
 Lens = Sequence[int]
 
 
 def attention_cases() -> Iterator[Case]:
-    decodes = {"1x1k": [1024], "64x1k": [1024] * 64, "256x1k": [1024] * 256, "448x600": [600] * 448}
+    decodes = {"1x1k": [1024], "64x1k": [1024] * 64, "256x1k": [1024] * 256}
     for name, contexts in decodes.items():
         for split in SPLITS:
             for short in SHORT_SHAPES:

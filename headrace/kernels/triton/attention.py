@@ -97,7 +97,9 @@ def _run_short(
     launch = short_launch(shape["num_heads"] // shape["num_kv_heads"], shape["block_d"], dtype)
     config = _config(shape, launch)
     grid = _grid(launch.programs_per_multiprocessor, work.num_short * config.num_kv_heads, work)
-    short_tiles_kernel[grid](*arguments, **scales, C=config, **launch.options, **launch_options())
+    short_tiles_kernel[grid](
+        *arguments, **scales, C=config, num_warps=launch.num_warps, num_stages=1, **launch_options()
+    )
 
 
 def _run_long(
@@ -117,7 +119,8 @@ def _run_long(
         num_subtiles,
         **scales,
         C=config,
-        **launch.options,
+        num_warps=launch.num_warps,
+        num_stages=1,
         **launch_options(),
     )
 

@@ -10,17 +10,13 @@ import triton
 from headrace.kernels.triton.attention_work import TileRows
 from headrace.kernels.triton.launch import INTERPRETED
 
-_REGISTERS, _MAX_REGISTERS, _WARP = 65536, 255, 32
-"""Of a multiprocessor, of a thread at most; threads of a warp."""
-
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
     """How a kernel is launched.
 
     block_m, block_n, num_stages: see ``TileConfig``.
-    programs_per_multiprocessor: of the persistent grid: as many as shared memory holds. Registers are cut to fit: a
-        program that waits for another to end would do its part of the work after all others.
+    programs_per_multiprocessor: of the persistent grid: as many as shared memory and registers hold.
     """
 
     block_m: int
@@ -28,17 +24,6 @@ class LaunchShape:
     num_stages: int
     num_warps: int
     programs_per_multiprocessor: int
-
-    @property
-    def max_registers(self) -> int:
-        """Of a thread, so that all programs fit."""
-        share = _REGISTERS // (self.programs_per_multiprocessor * self.num_warps * _WARP)
-        return min(share // 8 * 8, _MAX_REGISTERS)
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Keyword arguments of a launch."""
-        return {"num_warps": self.num_warps, "num_stages": 1, "maxnreg": self.max_registers}
 
 
 def short_launch(group: int, block_d: int, dtype: torch.dtype) -> LaunchShape:
