@@ -1,6 +1,6 @@
 """What long prompts do to running streams: SplitFuse chunks against prefill-first.
 
-    OMP_NUM_THREADS=2 python benchmarks/core/bench_stalls.py [--model smollm2] [--streams 16] [--prompt 1500]
+    OMP_NUM_THREADS=2 python benchmarks/core/bench_stalls.py [--model smollm2] [--streams 16] [--tokens 2000] [--prompt 1500]
 
 Starts the streams, measures their undisturbed step, then lets prompts arrive one after another and prints the
 inter-token latency of the streams (P50, P90, P99) and the prompts' time to first token, for batching "continuous" with
@@ -49,10 +49,12 @@ def run(args: argparse.Namespace, batching: str, max_stall_ms: float) -> float:
     while core.has_work():
         core.step()
     for stream in range(args.streams):
-        add(core, f"stream{stream}", rng, 64, 4000)
+        add(core, f"stream{stream}", rng, 64, args.tokens)
     streams = [core._families[f"stream{i}"][0] for i in range(args.streams)]
     while any(stream.num_output_tokens < 24 for stream in streams):
         core.step()
+        if any(stream.num_output_tokens == args.tokens for stream in streams):
+            raise SystemExit("not all streams fit into the KV cache at once; lower --tokens or --streams")
     times = streams[0].timeline.token_times[-20:]
     calm_ms = 1e3 * statistics.median(b - a for a, b in itertools.pairwise(times))
     first_tokens: list[float] = []
@@ -65,6 +67,8 @@ def run(args: argparse.Namespace, batching: str, max_stall_ms: float) -> float:
                 if item.request_id == f"prompt{number}":
                     first_tokens.append(time.monotonic() - sent)
                     arrived = True
+    if any(stream.num_output_tokens == args.tokens for stream in streams):
+        raise SystemExit("a stream ended before the last prompt; raise --tokens")
     gaps = []
     for stream in streams:
         times = [t for t in stream.timeline.token_times if t >= start]
@@ -86,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=2000, help="of a stream: they must outlast the prompts")
     parser.add_argument("--prompt", type=int, default=1500)
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--gap-s", type=float, default=6.0)
