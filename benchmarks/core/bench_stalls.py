@@ -1,6 +1,6 @@
 """What long prompts do to running streams: SplitFuse chunks against prefill-first.
 
-    OMP_NUM_THREADS=2 python benchmarks/core/bench_stalls.py [--model smollm2] [--streams 16] [--tokens 2000] [--prompt 1500]
+    OMP_NUM_THREADS=2 python benchmarks/core/bench_stalls.py [--streams 16] [--tokens 2000] [--prompt 1500]
 
 Starts the streams, measures their undisturbed step, then lets prompts arrive one after another and prints the
 inter-token latency of the streams (P50, P90, P99) and the prompts' time to first token, for batching "continuous" with
