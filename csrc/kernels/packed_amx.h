@@ -26,6 +26,7 @@ void spread_codes(const uint8_t* codes, int64_t num_blocks, bool has_min, int8_t
   const __m256i offset = _mm256_set1_epi8(BITS == 8 || has_min ? 0 : 1 << (BITS - 1));
   for (int64_t b = 0; b < num_blocks; ++b) {
     __m256i w[kChunks];
+    fetch_ahead<BITS>(codes + b * block_bytes(BITS));
     unpack<BITS>(codes + b * block_bytes(BITS), w);
     HR_UNROLL
     for (int j = 0; j < kChunks; ++j)

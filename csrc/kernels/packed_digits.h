@@ -82,6 +82,8 @@ void split_pair(const uint8_t* first, const uint8_t* second, TileScales pair, in
                 const Digits& to) {
   for (int64_t b = 0; b < num_blocks; ++b) {
     __m256i w0[kChunks], w1[kChunks];
+    fetch_ahead<BITS>(first + b * block_bytes(BITS));
+    fetch_ahead<BITS>(second + b * block_bytes(BITS));
     unpack<BITS>(first + b * block_bytes(BITS), w0);
     unpack<BITS>(second + b * block_bytes(BITS), w1);
     HR_UNROLL
