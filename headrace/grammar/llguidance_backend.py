@@ -151,6 +151,7 @@ class LLGuidanceMatcher:
     def __init__(self, matcher: Any, end_ids: list[int], num_tokens: int) -> None:
         self._matcher = matcher
         self._end_ids = end_ids
+        self._ends = [(token >> 5, np.uint32(0xFFFFFFFF ^ (1 << (token & 31)))) for token in end_ids]
         self._num_words = -(-num_tokens // 32)
 
     @property
@@ -172,15 +173,15 @@ class LLGuidanceMatcher:
             if len(own) == self._num_words and own.flags.c_contiguous
             else np.zeros(self._num_words, np.uint32)
         )
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(words.__array_interface__["data"][0], words.nbytes)
         if self._matcher.is_error():
             own[:] = 0
             raise self._too_complex()
         if (
             not self._matcher.is_accepting()
         ):  # where nothing can follow, the library allows an end all the same
-            for token in self._end_ids:
-                words[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
+            for word, others in self._ends:
+                words[word] &= others
         if words is not own:
             own[:] = words[: len(own)]
 
