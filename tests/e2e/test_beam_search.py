@@ -66,10 +66,15 @@ def score_of(answer: Any, length_penalty: float) -> float:
     return answer.cumulative_logprob / len(answer.token_ids) ** length_penalty
 
 
-def compare(expected: list[tuple[list[int], float]], answers: list[Any], length_penalty: float) -> None:
+def compare(
+    expected: list[tuple[list[int], float]],
+    answers: list[Any],
+    length_penalty: float,
+    tolerance: float = 1e-4,
+) -> None:
     """Same answers in the same order; two whose scores are a near tie may change places."""
     for (_, score), answer in zip(expected, answers, strict=True):
-        assert score_of(answer, length_penalty) == pytest.approx(score, rel=1e-4, abs=1e-4)
+        assert score_of(answer, length_penalty) == pytest.approx(score, rel=tolerance, abs=tolerance)
     for index, (answer, (tokens, score)) in enumerate(zip(answers, expected, strict=True)):
         if answer.token_ids != tokens:
             near = [other for place, (_, other) in enumerate(expected) if place != index]
@@ -155,13 +160,15 @@ def test_best_of_gives_the_likeliest_samples(tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.slow
-def test_the_packaged_model() -> None:
+@pytest.mark.parametrize(("linear_inputs", "tolerance"), [("float", 1e-4), ("auto", 1e-3)])
+def test_the_packaged_model(linear_inputs: str, tolerance: float) -> None:
+    """Inputs that are rounded before packed weights move scores a little, and the answers not at all."""
     model = smollm2()
     text = ["The miller's daughter", "def fib(n):", "Three colours of the sea are"]
-    llm = LLM("smollm2", dtype="float32", num_kv_blocks=400)
+    llm = LLM("smollm2", dtype="float32", num_kv_blocks=400, linear_inputs=linear_inputs)
     params = SamplingParams(use_beam_search=True, n=4, temperature=0, max_tokens=24, logprobs=0)
     outputs = llm.generate(text, params, use_tqdm=False)
     for output in outputs:
         expected = reference(model, output.prompt_token_ids, [2], num_beams=4, max_new_tokens=24)
-        compare(expected, output.outputs, 1.0)
+        compare(expected, output.outputs, 1.0, tolerance)
     llm.shutdown()
