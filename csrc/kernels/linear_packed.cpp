@@ -5,8 +5,9 @@
 
 #if defined(__AMX_INT8__)
 #include "packed_digits.h"
-#elif defined(__AVX2__)
-#include "packed_x86.h"
+#endif
+#if defined(__AVX2__)
+#include "packed_float_x86.h"
 #else
 #include "packed_generic.h"
 #endif
