@@ -38,9 +38,14 @@ class CachePins:
         return len(self._pins)
 
     def pin(self, namespace: str, tokens: bytes, ttl_s: float) -> Pin:
-        """Keep a prefix for ``ttl_s`` seconds from now; a prefix pinned already is kept longer, never shorter."""
+        """Keep a prefix for ``ttl_s`` seconds from now; a prefix pinned already is kept longer, never shorter.
+
+        Whole blocks only: of a prefix shorter than one there is nothing to keep, and the pin returned holds nothing.
+        """
         tokens = tokens[: len(tokens) - len(tokens) % self._cache.tree.block_bytes]
         expires = self._clock() + ttl_s
+        if not tokens:
+            return Pin(namespace, tokens, expires)
         pin = self._pins.get((namespace, tokens))
         if pin is None:
             if len(self._pins) >= MAX_PINS:

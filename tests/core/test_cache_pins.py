@@ -65,6 +65,13 @@ def test_a_pin_takes_hold_as_its_prefix_is_computed() -> None:
     harness.run()
 
 
+def test_nothing_is_kept_of_less_than_a_block() -> None:
+    harness, _ = make(24)
+    assert pin(harness, DOCUMENT[:3], 10.0) == 0
+    assert len(harness.kv.pins) == 0
+    assert not harness.kv.pins.unpin("", array("I", DOCUMENT[:3]).tobytes())
+
+
 def test_pins_give_way_before_the_engine_stands_still() -> None:
     harness, _ = make(24)
     serve(harness, "a", DOCUMENT)

@@ -12,9 +12,11 @@ _ELEMENTS_PER_THREAD = 16_384
 """Fewer are done sooner by one thread than it takes to wake others."""
 
 
-def run(args: ctypes.Structure, num_elements: int) -> None:
-    """Run an op that touches about ``num_elements`` numbers."""
+def run(args: ctypes.Structure, num_elements: int, num_pieces: int | None = None) -> None:
+    """Run an op that touches about ``num_elements`` numbers, and shares them out in no more than ``num_pieces``."""
     wanted = 1 + num_elements // _ELEMENTS_PER_THREAD
+    if num_pieces is not None:
+        wanted = max(1, min(wanted, num_pieces))
     library().run(args, min(wanted, torch.get_num_threads()))
 
 

@@ -29,7 +29,7 @@ def row_argmax(x: Tensor) -> tuple[Tensor, Tensor]:
         stride=x.stride(0),
         width=width,
     )
-    run(args, x.numel())
+    run(args, x.numel(), num_rows)
     return values, indices
 
 
@@ -66,5 +66,5 @@ def _draw(x: Tensor, row_max: Tensor | None, temperature: Tensor | None, key: Te
         stride=x.stride(0),
         width=x.shape[1],
     )
-    run(args, x.numel() * _NUMBERS_PER_TOKEN)
+    run(args, x.numel() * _NUMBERS_PER_TOKEN, len(x))
     return indices

@@ -23,4 +23,4 @@ def apply_token_mask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
         stride=logits.stride(0),
         width=logits.shape[1],
     )
-    run(args, len(rows) * logits.shape[1])
+    run(args, len(rows) * logits.shape[1], len(rows))
