@@ -92,9 +92,11 @@ class Platform(Protocol):
 
 
 def device_type(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    """What "auto" comes to here, without touching the device."""
-    from headrace.platforms.cuda import is_cuda_usable
+    """What "auto" comes to here, without touching the device. Raises ConfigError if "cuda" cannot be had."""
+    from headrace.platforms.cuda import check_cuda, is_cuda_usable
 
+    if device == "cuda":
+        check_cuda()
     return "cuda" if device == "cuda" or (device == "auto" and is_cuda_usable()) else "cpu"
 
 

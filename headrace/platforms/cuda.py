@@ -20,6 +20,14 @@ def is_cuda_usable() -> bool:
     return torch.cuda.is_available()
 
 
+def check_cuda() -> None:
+    """Raises ConfigError, with the reason, where CUDA was asked for and cannot be used."""
+    if not is_cuda_usable():
+        raise ConfigError(
+            f"device='cuda' was asked for, but {_why_no_cuda()}; use device='cpu', or 'auto' to take what is there"
+        )
+
+
 def gpu_memory_bytes() -> int:
     """Memory of this host's first GPU, without making a context on it."""
     return int(torch.cuda.get_device_properties(0).total_memory)
@@ -41,11 +49,8 @@ class CUDAPlatform:
     is_pinned_memory_useful = True
 
     def __init__(self, local_rank: int = 0) -> None:
-        num_gpus = torch.cuda.device_count() if is_cuda_usable() else 0
-        if num_gpus == 0:
-            raise ConfigError(
-                f"device='cuda' was asked for, but {_why_no_cuda()}; use device='cpu', or 'auto' to take what is there"
-            )
+        check_cuda()
+        num_gpus = torch.cuda.device_count()
         if local_rank >= num_gpus:
             raise ConfigError(
                 f"GPU number {local_rank} was asked for, but this host has {num_gpus} (numbers 0 to {num_gpus - 1}); "

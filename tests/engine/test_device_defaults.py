@@ -32,6 +32,14 @@ def gpu_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
+def test_a_gpu_that_is_not_there_is_told_before_it_is_asked_for_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda, "is_cuda_usable", lambda: False)
+    with pytest.raises(ConfigError, match=r"device='cuda' was asked for, but .*use device='cpu'"):
+        resolved(device="cuda")
+
+
 @pytest.mark.parametrize("is_offline", [False, True])
 def test_a_cpu(is_offline: bool) -> None:
     assert resolved(is_offline, device="cpu") == (256, 2048, 250.0, 1)
