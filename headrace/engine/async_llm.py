@@ -95,6 +95,7 @@ class AsyncLLM:
         self._opening: asyncio.Task[FrontEnd] | None = None
         self._is_core_ready = False
         self._core_settled = asyncio.Event()
+        self._has_died = asyncio.Event()
 
     @classmethod
     def from_config(cls, config: EngineConfig, *, in_process: bool = False) -> AsyncLLM:
@@ -128,6 +129,12 @@ class AsyncLLM:
         await self.front_end()
         await self._core_settled.wait()
         self.check_alive()
+
+    async def wait_death(self) -> HeadraceError:
+        """Return what ended the engine, once it has ended."""
+        await self._has_died.wait()
+        assert self._death is not None
+        return self._death
 
     @property
     def is_ready(self) -> bool:
@@ -351,6 +358,7 @@ class AsyncLLM:
         if self._death is not None:
             return
         self._death = error
+        self._has_died.set()
         self.metrics.is_engine_up = False
         self.metrics.core_stats = {**self.metrics.core_stats, "num_running": 0, "num_waiting": 0}
         self._core_settled.set()

@@ -87,15 +87,15 @@ class Serving:
         host, number = self._port.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self._announce(f"listening on http://{shown}:{number}")
-        loading = asyncio.create_task(self._watch_loading())
+        watching = asyncio.create_task(self._watch_engine())
         try:
             await self._server.serve(sockets=[self._port])
         finally:
-            loading.cancel()  # before the engine ends, which would look like a failure to load
-            await asyncio.wait([loading])
+            watching.cancel()  # before the engine ends, which would look like a failure
+            await asyncio.wait([watching])
             await self._llm.shutdown()
-        if not loading.cancelled():
-            loading.result()
+        if not watching.cancelled():
+            watching.result()
 
     def _on_signal(self, name: str) -> None:
         """The first signal drains, a second one ends at once."""
@@ -116,8 +116,10 @@ class Serving:
     def _cut_off(self) -> None:
         self._server.force_exit = True
 
-    async def _watch_loading(self) -> None:
-        """Tell how loading goes. A server whose model cannot be loaded ends."""
+    async def _watch_engine(self) -> None:
+        """Tell how loading goes. A server whose model cannot be loaded ends; one whose engine dies later says so, and
+        stays for /health to tell.
+        """
         ready = asyncio.create_task(self._llm.wait_ready())
         try:
             with LoadBar() as bar:
@@ -131,6 +133,9 @@ class Serving:
             raise
         finally:
             ready.cancel()
+        death = await self._llm.wait_death()
+        if not self._context.is_draining:
+            self._announce(f"{death}; every request gets a 503 from now on: start the server again")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -157,6 +157,8 @@ def test_killed_engine_fails_its_requests_and_health_tells(launch: Launch) -> No
     assert late.status_code == 503 and "SIGKILL" in late.json()["error"]["message"]
     assert server.metric("num_requests_running") == 0
     streamed.close()
+    told = [line for line in server.output().splitlines() if "start the server again" in line]
+    assert len(told) == 1 and "SIGKILL" in told[0]
     assert server.stop() == 0
 
 
