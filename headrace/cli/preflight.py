@@ -7,6 +7,7 @@ from headrace.checkpoint.load import resolve_max_model_len
 from headrace.checkpoint.source import is_hub_id
 from headrace.config import EngineConfig
 from headrace.parallel.sizes import check_sizes
+from headrace.quant.precision import Precision
 
 
 def check_start(config: EngineConfig) -> None:
@@ -15,6 +16,7 @@ def check_start(config: EngineConfig) -> None:
     Raises: CheckpointError, ConfigError, as the engine would later.
     """
     model = config.model
+    Precision.parse(model.quantization, model.quantization_overrides)
     if not is_hub_id(model.model):
         source = resolve_model(model.model, revision=model.revision)
         architecture = load_architecture(source)

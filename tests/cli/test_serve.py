@@ -104,6 +104,8 @@ def test_no_setting_has_two_owners() -> None:
         (["smollm2", "--max-model-len", "9000"], "8192"),
         (["smollm2", "--tensor-parallel-size", "2"], "tensor_parallel_size"),
         (["smollm2", "--pipeline-parallel-size", "31"], "30 layers"),
+        (["smollm2", "--quantization", "int3"], "'int3' is not known"),
+        (["smollm2", "--quantization-overrides", "lm_head"], "pattern=form"),
     ],
 )
 def test_mistakes_are_told_before_the_port_opens(
