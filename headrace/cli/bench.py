@@ -51,6 +51,9 @@ def bench(
     base_url: Annotated[
         str | None, typer.Option("--base-url", help="run against the server there, over HTTP, streaming")
     ] = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", help="with --base-url: the server's key, if it has one")
+    ] = None,
     request_rate: Annotated[
         float | None,
         typer.Option("--request-rate", min=1e-6, help="with --base-url: requests a second; else all at once"),
@@ -64,7 +67,7 @@ def bench(
     workloads = find_workloads(workload, only, settings.config)
     result: dict[str, Any]
     if base_url is not None:
-        server = Server(base_url)
+        server = Server(base_url, api_key)
 
         def over_http(requests: list[WorkloadRequest], heat: float, salt: str) -> dict[str, Any]:
             return report(*asyncio.run(run_online(server, requests, heat, salt, request_rate)))

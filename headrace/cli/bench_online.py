@@ -21,7 +21,8 @@ _REFUSED = 400
 class Server:
     """An OpenAI server's completions, by its address up to and without "/v1". Raises RequestError for a wrong one."""
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+        self._key_line = "" if api_key is None else f"Authorization: Bearer {api_key}\r\n"
         parts = urlsplit(base_url.rstrip("/").removesuffix("/v1"))
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise RequestError(f"a server's address must be like http://host:8000; got {base_url!r:.100}")
@@ -55,7 +56,7 @@ class Server:
         data = b"" if body is None else json.dumps(body).encode()
         head = (
             f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._host}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+            f"{self._key_line}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
         )
         try:
             reader, writer = await asyncio.open_connection(

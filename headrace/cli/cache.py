@@ -6,6 +6,7 @@ import json
 import sys
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from headrace.errors import ConfigError
 
 _TIMEOUT_S = 30.0
 _SHOWN_CHARS = 60
+_REFUSAL_BYTES, _REFUSAL_CHARS = 65536, 500
 
 
 def cache(
@@ -64,13 +66,22 @@ def _call(url: str, api_key: str | None, body: bytes | None = None) -> dict[str,
             found: dict[str, Any] = json.load(answer)
             return found
     except urllib.error.HTTPError as error:
-        raise ConfigError(
-            f"{url} answered {error.code}: {error.read(500).decode(errors='replace')}"
-        ) from error
+        hint = "; give the server's key with --api-key" if error.code == HTTPStatus.UNAUTHORIZED else ""
+        raise ConfigError(f"{url} answered {error.code}: {_refusal(error)}{hint}") from error
     except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise ConfigError(
-            f"no Headrace server answers at {url}: {error}; give its address with --url"
+            f"no Headrace server answers at {url}: {reason}; give its address with --url, as http://host:8000"
         ) from error
+
+
+def _refusal(error: urllib.error.HTTPError) -> str:
+    """The message of an error object, or the beginning of whatever else was answered."""
+    body = error.read(_REFUSAL_BYTES).decode(errors="replace")
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:_REFUSAL_CHARS]
 
 
 def _one_line(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,21 @@ def test_the_command(server: LaunchedServer, tmp_path: Path, capsys: pytest.Capt
     assert few["num_output_tokens"] == 3 and "device_idle_share" not in few
     assert run(["bench", "smollm2", str(file), "--base-url", server.base]) == 0
     assert "few" in capsys.readouterr().out
+
+
+def test_a_server_with_a_key(
+    launch: Callable[..., LaunchedServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = launch(server={"api_key": "sesame"}).wait_ready()
+    file = tmp_path / "workload.json"
+    file.write_text('{"few": [{"prompt_ids": [5, 6], "output_len": 3}]}')
+    bench = ["bench", "smollm2", str(file), "--base-url", server.base]
+    assert run([*bench, "--api-key", "sesame", "--json"]) == 0
+    assert run(bench) == 2 and "401" in capsys.readouterr().err
+    assert run(["cache", "--url", server.base, "--api-key", "sesame", "--json"]) == 0
+    assert run(["cache", "--url", server.base]) == 2
+    told = capsys.readouterr().err
+    assert "give the server's key with --api-key" in told and "{" not in told
 
 
 def test_refusals(server: LaunchedServer) -> None:
