@@ -299,7 +299,7 @@ def build_section(section: type, name: str, values: Any) -> Any:
     hints = typing.get_type_hints(section)
     for key, value in values.items():
         if key not in known:
-            raise ConfigError(unknown_name(f"setting in section {name!r}", key, known))
+            raise ConfigError(f"section {name!r}: {unknown_name('setting', key, known)}")
         values = {**values, key: _checked(key, value, hints[key])}
     return section(**values)
 

@@ -58,7 +58,7 @@ def test_explain_shows_the_servers_settings_but_no_key(headrace: CommandLine, tm
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("server: {prot: 1}", "unknown setting in section 'server' 'prot'; did you mean 'port'?"),
+        ("server: {prot: 1}", "section 'server': unknown setting 'prot'; did you mean 'port'?"),
         ("sever: {port: 1}", "did you mean 'server'?"),
         ("port: 80", "'port' belongs under section 'server'"),
         ("server: {port: 99999}", "port must be in [0, 65535]"),
