@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 
-from headrace.errors import GrammarError
 from headrace.grammar.base import GrammarBackend, GrammarMatcher, TokenVocabulary, load_backend
 from headrace.structured_outputs import Constraint
 
@@ -33,14 +32,10 @@ def byte_backend() -> GrammarBackend:
 def matches(pattern: str, text: str) -> bool:
     """Whether a pattern is found in a text, as JSON Schema means it.
 
-    Raises: GrammarError for a pattern that cannot be compiled, and for texts with control characters, which are not
-    written in grammars' JSON.
+    Raises: GrammarError for a pattern that cannot be compiled.
     """
-    data = json.dumps(text, ensure_ascii=False)
-    if "\\u00" in data and any(char < " " and char not in "\b\f\n\r\t" for char in text):
-        raise GrammarError(
-            f"the pattern {pattern!r:.100} cannot be put to a text with control characters: take them out"
-        )
+    # The grammar's strings have no raw delete, the one control character that JSON's need not escape.
+    data = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
     matcher = _matcher(pattern).copy()
     return matcher.accept(list(data.encode())) and matcher.is_finished()
 

@@ -192,3 +192,37 @@ def test_public_schemas() -> None:
     tally = run(bench_cases(CASES_FOLDER / "jsonschemabench/sample.jsonl"), "llguidance", False)["all"]
     assert tally.num_invalid_accepted == 0 and tally.num_compiled >= 0.95 * tally.num_schemas
     assert tally.num_valid_accepted >= 0.98 * tally.num_valid
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$schema": 4}, {"$schema": ["a"]}, {"$schema": {}}, {"properties": {"a": {"$schema": [4]}}},
+        {"$id": "http://a/b", "$ref": "http://[q]/"}, {"$id": "http://a/b", "properties": {"x": {"$id": "http://[x"}}},
+        {"$ref": "#/properties/x", "properties": {"x": {"$id": "http://[x"}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_malformed_addresses_are_the_schema_s_fault(schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError):
+        lower_schema(schema)
+
+
+def test_a_library_s_failure_is_the_schema_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise AttributeError("odd")
+
+    monkeypatch.setattr("headrace.grammar.json_schema.without_endless", fail)
+    with pytest.raises(GrammarError, match="cannot be prepared") as caught:
+        lower_schema({"type": "object"})
+    assert caught.value.code == "constraint_not_compiled"
+
+
+def test_patterns_are_in_the_library_s_words() -> None:
+    """Python's re knows neither."""
+    for pattern, text in ((r"^\p{L}{2}$", "ab"), (r"^\x{41}$", "A")):
+        constraint, _ = prepare(
+            StructuredOutputsParams(json={"type": "string", "pattern": pattern}).to_constraint()
+        )
+        grammar = load_backend("llguidance", byte_vocabulary()).compile(constraint)
+        assert accepts(grammar, text, {}) and not accepts(grammar, "1", {})

@@ -34,9 +34,16 @@ def test_matches(pattern: str, text: str, is_match: bool) -> None:
 
 
 def test_what_cannot_be_matched_is_told() -> None:
-    for pattern, text in (("(?=a)", "a"), ("a", "\x01"), (r"[^\s\S]", "x")):
+    for pattern, text in (("(?=a)", "a"), (r"[^\s\S]", "x")):
         with pytest.raises(GrammarError):
             matches(pattern, text)
+
+
+@pytest.mark.parametrize("char", [*map(chr, range(0x20)), "\x7f", "\u2028", "\U0001f600"], ids=ascii)
+def test_every_character_is_matched(char: str) -> None:
+    assert matches(r"^a[\s\S]b$", f"a{char}b")
+    assert matches("^[^a]$", char) and not matches("a", char) and not matches("00", char)
+    assert matches(f"^\\x{{{ord(char):x}}}$", char) and not matches(f"^[^\\x{{{ord(char):x}}}]$", char)
 
 
 @pytest.mark.parametrize(

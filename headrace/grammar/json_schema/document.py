@@ -41,13 +41,16 @@ class SchemaDocument:
 
         Raises: GrammarError when the schema itself is malformed.
         """
-        from jsonschema import Draft202012Validator
+        from jsonschema import Draft202012Validator, FormatChecker
         from jsonschema.exceptions import SchemaError
         from jsonschema.validators import validator_for
 
+        if not isinstance(self.root.get("$schema", ""), str):
+            refuse("#/$schema", "must be a string: the address of a draft")
         kind = validator_for(self.root, default=Draft202012Validator)
         try:
-            kind.check_schema(self.root)
+            # Without formats: whether a pattern is one is for the library that matches it to say, not for Python's re.
+            kind.check_schema(self.root, format_checker=FormatChecker(()))
         except SchemaError as error:
             path = "#" + "".join(f"/{part}" for part in error.absolute_path)
             refuse(path, f"the schema is malformed: {error.message[:300]}")
@@ -80,7 +83,7 @@ class SchemaDocument:
         """
         if not isinstance(reference, str):
             refuse(path, "must be a string")
-        target = urljoin(base, reference) if base else reference
+        target = _join(base, reference, path) if base else reference
         address, _, fragment = target.partition("#")
         if address not in self._resources:
             refuse(path, f"{reference[:200]!r} leaves the schema: remote references are not followed")
@@ -107,7 +110,7 @@ class SchemaDocument:
             or ("$ref" in schema and self.ignores_ref_siblings)
         ):
             return base
-        return urljoin(base, own).partition("#")[0]
+        return _join(base, own, f"#/{self._id_word}").partition("#")[0]
 
     def _step(self, schema: Any, name: str, base: str, path: str, reference: str) -> tuple[Any, str]:
         try:
@@ -150,6 +153,13 @@ class SchemaDocument:
                         yield from self._walk(item, base, depth + 1)
                 elif word not in _DATA:
                     yield from self._walk(value, base, depth + 1)
+
+
+def _join(base: str, reference: str, path: str) -> str:
+    try:
+        return urljoin(base, reference)
+    except ValueError as error:
+        refuse(path, f"{reference[:200]!r} is no address ({error})")
 
 
 def _check_depth(root: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 
 from headrace.errors import GrammarError
@@ -27,6 +29,7 @@ def _linear(kind: Any, has_pattern_names: bool) -> Any:
 
     own = {
         "pattern": _pattern,
+        "multipleOf": _multiple_of,
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
     }
@@ -62,6 +65,14 @@ def _error(message: str) -> Any:
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
     if isinstance(instance, str) and not _matches(pattern, instance):
         yield _error(f"{instance!r:.100} does not match {pattern!r:.100}")
+
+
+def _multiple_of(validator: Any, step: int | float, instance: Any, schema: Any) -> Iterator[Any]:
+    """In decimals, as numbers are written; divided as doubles, 0.3 is no multiple of 0.1."""
+    if not validator.is_type(instance, "number"):
+        return
+    if not isfinite(instance) or Fraction(repr(instance)) % Fraction(repr(step)):
+        yield _error(f"{instance!r:.100} is not a multiple of {step!r:.100}")
 
 
 def _pattern_properties(validator: Any, rules: dict[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
