@@ -87,6 +87,8 @@ def main() -> None:
         handlers=[StderrHandler()],
         format="%(levelname)s %(name)s: %(message)s",
     )
+    # Before torch loads OpenMP: threads that wait for the next step sleep, and leave their cores to whoever has work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if sys.stdout is None:  # started with a closed one (``>&-``)
         sys.stdout = ClosedOutput()
     sys.exit(run(arguments, is_debug=is_debug))

@@ -56,7 +56,11 @@ class ProcessClient(EngineCoreClient):
             [sys.executable, "-m", "headrace.engine.core_proc", self._folder, str(level)],
             stdin=subprocess.PIPE,
             stdout=2,  # an answer printed by this process must not mix with the engine's messages
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env={
+                "OMP_WAIT_POLICY": "passive",
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            },
         )
         self._finalizer = weakref.finalize(self, _clean_up, self._process, self._folder)
         self._encoder = msgspec.msgpack.Encoder()

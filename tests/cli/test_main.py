@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -37,6 +38,18 @@ def test_help_is_fast_and_imports_nothing_heavy() -> None:
 
 def test_no_arguments_show_the_help(headrace: CommandLine) -> None:
     assert headrace() == 0 and "Usage: headrace" in headrace.out
+
+
+@pytest.mark.parametrize("own", [None, "active"])
+def test_compute_threads_sleep_between_steps(monkeypatch: pytest.MonkeyPatch, own: str | None) -> None:
+    """Unless the user says otherwise; set before torch is imported, and inherited by the engine's process."""
+    monkeypatch.setattr("sys.argv", ["headrace", "--version"])
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if own is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", own)
+    with pytest.raises(SystemExit):
+        main_module.main()
+    assert os.environ["OMP_WAIT_POLICY"] == (own or "passive")
 
 
 def test_version(headrace: CommandLine) -> None:
