@@ -121,12 +121,18 @@ class Answer:
         if isinstance(self.stop_reason, str) and self._params.include_stop_str_in_output:
             text = text.removesuffix(self.stop_reason)
         problem = check.problem(text)
-        if problem is None:
+        if problem is None or self._hides_tokens(check):
             return
         self.finish_reason = "error"
         self.error = f"the answer is not what its constraint asks for: {problem}"
         assert self._checks is not None
         self._checks.num_violations += 1
+
+    def _hides_tokens(self, check: AnswerCheck) -> bool:
+        """True where special tokens are asked for, which the text does not show; the matcher has followed them."""
+        assert self._tokenizer is not None
+        table = self._tokenizer.byte_table(False)
+        return check.mentions(table[token].decode(errors="replace") for token in self._tokenizer.special_ids)
 
     def _add_text(self, detokenizer: IncrementalDetokenizer, news: EngineCoreOutput) -> bool:
         """Decode the new tokens; True if a stop string ended the answer."""

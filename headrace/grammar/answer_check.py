@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -45,6 +45,11 @@ class AnswerCheck:
     def is_self_ending(self) -> bool:
         """True if the grammar knows where the answer ends, so that stop strings have nothing to say."""
         return self._constraint.kind in ("json", "json_object", "choice")
+
+    def mentions(self, texts: Iterable[str]) -> bool:
+        """True if one of these special tokens stands in the constraint, which only means them in structural tags."""
+        tag = self._constraint.text
+        return self._constraint.kind == "structural_tag" and any(text and text in tag for text in texts)
 
     def end_finder(self) -> EndFinder:
         """Tells, for one answer, where it may end."""

@@ -18,6 +18,7 @@ from headrace.structured_outputs import Constraint
 WHITESPACE = r"( |\r?\n[ \t]{0,32})?"
 """Between JSON's tokens: bounded, since models are known to run on in it."""
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_MAX_ALTERNATIVES = 1000
 _CONTINUED = re.compile(r"\n[ \t]*\|")
 
 
@@ -58,7 +59,10 @@ def grammar_text(constraint: Constraint, special_ids: Mapping[str, int]) -> Gram
     if kind == "json_object":
         return GrammarText("json", '{"type":"object"}')
     if kind == "choice":
-        return GrammarText("lark", "start: " + " | ".join(json.dumps(choice) for choice in json.loads(text)))
+        choices = json.loads(text)
+        # The parser has room for so many alternatives; more are one lexeme.
+        start = "start: " if len(choices) <= _MAX_ALTERNATIVES else "start: CHOICE\nCHOICE: "
+        return GrammarText("lark", start + " | ".join(map(json.dumps, choices)))
     if kind == "regex":
         return GrammarText("regex", text)
     if kind == "grammar":

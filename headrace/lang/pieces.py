@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import RequestError
 from headrace.lang.backend import GenSpec
+from headrace.sampling_params import SamplingParams
+from headrace.structured_outputs import StructuredOutputsParams
 
 
 class Piece:
@@ -70,7 +72,7 @@ def gen(
     json: dict[str, Any] | None = None,
     choices: Sequence[str] | None = None,
 ) -> Gen:
-    """Text that the model writes.
+    """Text that the model writes. Raises RequestError for what no backend would take.
 
     Args:
         name: the variable that holds it.
@@ -80,12 +82,20 @@ def gen(
             writes it token by token; ``select`` compares whole choices instead.
     """
     _check_name(name)
-    given = {"regex": regex, "json": json, "choice": None if choices is None else list(choices)}
+    given = {"regex": regex, "json": json, "choice": _as_list(choices)}
     constraint = {kind: value for kind, value in given.items() if value is not None}
     if len(constraint) > 1:
         raise RequestError(f"gen({name!r}) has {' and '.join(constraint)}; one constraint at most is allowed")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    return Gen(name, GenSpec(max_tokens, stops, temperature, top_p, seed, constraint))
+    stops = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable | None) else tuple(stop or ())
+    spec = GenSpec(max_tokens, stops, temperature, top_p, seed, constraint)
+    checked = StructuredOutputsParams(**constraint) if constraint else None
+    SamplingParams(**spec.fields(), structured_outputs=checked)
+    return Gen(name, spec)
+
+
+def _as_list(choices: Any) -> Any:
+    """Any sequence of texts as a list; what is none (one text, say) is refused as it is."""
+    return list(choices) if isinstance(choices, Iterable) and not isinstance(choices, str) else choices
 
 
 def select(name: str, choices: Sequence[str]) -> Select:
@@ -94,7 +104,7 @@ def select(name: str, choices: Sequence[str]) -> Select:
     Raises: RequestError without choices, for empty ones and for one that is there twice.
     """
     _check_name(name)
-    own = tuple(choices)
+    own = tuple(choices) if isinstance(choices, Iterable) else ()
     if isinstance(choices, str) or not own or not all(isinstance(choice, str) and choice for choice in own):
         raise RequestError(f"select({name!r}) needs a list of non-empty texts; got {choices!r:.100}")
     if len(set(own)) < len(own):

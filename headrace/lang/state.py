@@ -58,11 +58,15 @@ class State:
         Args:
             append: add what they wrote to this state, one behind the other. For programs without roles.
 
-        Raises: the error that ended one of them.
+        Raises: the error that ended one of them; RequestError for messages that cannot be appended.
         """
         for other in forks:
             other.wait()
         if append:
+            if any(state._conversation.messages for state in (self, *forks)):
+                raise RequestError(
+                    "join(append=True) is for programs without roles: add the forks' variables yourself"
+                )
             for other in forks:
                 self += other._conversation.text[other._start_length :]
         return [dict(other._variables) for other in forks]

@@ -102,10 +102,14 @@ def refuse_repeated(body: bytes) -> None:
 def _is_json(body: bytes) -> bool:
     """True for what would be JSON if surrogates could stand alone, as Python's reader lets them."""
     try:
-        json.loads(body, parse_int=str)
+        json.loads(body, parse_int=str, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 def decode_value(value: Any, kind: type[T], where: str) -> T:

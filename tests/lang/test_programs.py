@@ -120,6 +120,16 @@ def test_join_can_append_what_forks_wrote(model: Backend) -> None:
     assert lines.run(model).text == "Poem:\nSAY:line 0\nline 0\nSAY:line 1\nline 1"
 
 
+def test_messages_of_forks_are_not_dropped_in_silence(model: Backend) -> None:
+    @lang.program
+    def asks(s: State) -> None:
+        s += lang.user("SAY:x")
+        s.join(s.fork(2), append=True)
+
+    with pytest.raises(RequestError, match="roles"):
+        asks.run(model)
+
+
 def test_batch_keeps_order_and_runs_at_once(oracle: LocalOracle) -> None:
     oracle.core.most_at_once = 0
     words = [f"number {n} " + "and more " * 20 for n in range(12)]
@@ -164,6 +174,11 @@ def test_errors_end_a_run_and_are_raised(model: Backend) -> None:
         lambda: lang.gen(""), lambda: lang.gen("x", regex="a", json={}), lambda: lang.select("x", []),
         lambda: lang.select("x", ["a", "a"]), lambda: lang.select("x", "ab"), lambda: lang.select("x", [""]),
         lambda: lang.user(lang.gen("x")), lambda: lang.system(lang.user("x")), lambda: lang.user(5),
+        lambda: lang.select("x", None), lambda: lang.gen("x", stop=5), lambda: lang.gen("x", stop=""),  # type: ignore
+        lambda: lang.gen("x", max_tokens=0), lambda: lang.gen("x", max_tokens="5"), lambda: lang.gen("x", seed=0.5),  # type: ignore
+        lambda: lang.gen("x", temperature=float("nan")), lambda: lang.gen("x", json=int),  # type: ignore
+        lambda: lang.gen("x", regex=""),
+        lambda: lang.gen("x", choices="abc"), lambda: lang.gen("x", choices=[]), lambda: lang.gen("x", choices=[1]),  # type: ignore
     ],
 )  # fmt: skip
 def test_mistakes_in_pieces_are_told_at_once(make: Any) -> None:

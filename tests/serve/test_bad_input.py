@@ -334,6 +334,11 @@ def test_answers_of_a_request_share_their_stop_strings(server: LaunchedServer) -
     assert server.complete("Hi", max_tokens=20, stop=["3"]).json()["choices"][0]["text"] == ", 2, "
 
 
+def test_numbers_that_json_has_not_are_not_taken_for_surrogates(server: LaunchedServer) -> None:
+    body = b'{"model": "m", "prompt": "a", "temperature": NaN}'
+    assert "surrogate" not in refused(post(server, COMPLETIONS, body))["message"]
+
+
 def test_lone_surrogates_and_cut_bodies_are_told_apart(server: LaunchedServer) -> None:
     for text in ("\\ud800", "a\\udbff", "\\udc00b", "\\ud83d x"):
         body = b'{"prompt": "%s"}' % text.encode()

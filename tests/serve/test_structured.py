@@ -106,6 +106,21 @@ def test_a_structural_tag(masked: LaunchedServer) -> None:
     assert reason == "stop" and text.startswith("<f=go>") and is_small(text[6:-4]) and text.endswith("</f>")
 
 
+def test_special_tokens_of_a_tag_are_no_violation(masked: LaunchedServer) -> None:
+    """The answer's text leaves them out, so it is not what the tag says; its tokens are."""
+    special = "<|im_start|>"
+    for value in (f"{special}abc", f"abc{special}"):
+        form = {"type": "const_string", "value": value}
+        answer = masked.chat("Go.", response_format={"type": "structural_tag", "format": form})
+        assert chat_text(answer) == ("abc", "stop")
+
+
+def test_as_many_choices_as_are_allowed(masked: LaunchedServer) -> None:
+    choices = [f"c{number}" for number in range(10_000)]
+    text, reason = chat_text(masked.chat("Go.", structured_outputs={"choice": choices}))
+    assert text in choices and reason == "stop"
+
+
 @pytest.mark.parametrize("stop", ["}", '"', "red", "e", ":"])
 def test_stop_strings_do_not_cut_json(masked: LaunchedServer, stop: str) -> None:
     text, reason = chat_text(masked.chat("Go.", max_tokens=200, stop=[stop], **JSON_FIELDS[0]))
