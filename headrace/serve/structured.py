@@ -39,6 +39,11 @@ def structured_params(request: GenerationRequest) -> StructuredOutputsParams | N
 
 def constraint_names(request: GenerationRequest) -> FieldNames:
     """What the client calls ``structured_outputs`` and its parts; ``param`` is the field of the request."""
+    form = request.response_format
+    is_text = form is None or (isinstance(form, dict) and form.get("type") == "text")
+    others = [name for name in (*_GUIDED, "structured_outputs") if getattr(request, name) is not None]
+    if len(others) + (not is_text) > 1:
+        return FieldNames({}, {})  # refused, under the names that the client gave
     top, kind, path = _spelling(request)
     params = {f"structured_outputs.{part}": top for part in (*KINDS, *_OPTIONS)}
     return FieldNames({"structured_outputs": top, f"structured_outputs.{kind}": path}, params)
@@ -123,4 +128,4 @@ def _from_structured(value: Any) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise bad_request("structured_outputs must be an object", "structured_outputs")
     refuse_unknown(value, (*KINDS, *_OPTIONS), "structured_outputs")
-    return {name: item for name, item in value.items() if item is not None} or None
+    return {name: item for name, item in value.items() if item is not None}

@@ -106,6 +106,31 @@ def test_a_structural_tag(masked: LaunchedServer) -> None:
     assert reason == "stop" and text.startswith("<f=go>") and is_small(text[6:-4]) and text.endswith("</f>")
 
 
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, ("guided_regex", "structured_outputs")),
+        ({"guided_regex": "a", "guided_json": {}}, ("guided_regex", "guided_json")),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "b"}},
+            ("response_format", "structured_outputs"),
+        ),
+    ],
+)
+def test_two_constraints_are_both_named(
+    masked: LaunchedServer, fields: dict[str, Any], names: tuple[str, str]
+) -> None:
+    answer = masked.chat("Go.", **fields)
+    assert answer.status_code == 400
+    assert all(name in answer.json()["error"]["message"] for name in names)
+
+
+@pytest.mark.parametrize("empty", [{}, {"json": None, "regex": None}, {"disable_any_whitespace": True}])
+def test_a_constraint_that_says_nothing_is_no_free_text(masked: LaunchedServer, empty: Any) -> None:
+    answer = masked.chat("Go.", structured_outputs=empty)
+    assert answer.status_code == 400 and "exactly one of" in answer.json()["error"]["message"]
+
+
 def test_special_tokens_of_a_tag_are_no_violation(masked: LaunchedServer) -> None:
     """The answer's text leaves them out, so it is not what the tag says; its tokens are."""
     special = "<|im_start|>"
