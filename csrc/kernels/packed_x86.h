@@ -123,6 +123,11 @@ void widen(const HrPackedMatrix& m, const void* values, const uint16_t* supers, 
   const int64_t groups = num_groups(m), per_group = m.group_columns <= 32 ? 1 : m.group_columns / 32;
   const int64_t num_steps = m.num_blocks * halves_of(m);
   const int64_t steps_per_super = kSuperColumns / (m.group_columns == 16 ? 16 : 32);
+  if (m.scale_kind == HR_SCALE_F16 && groups == num_steps) {  // the commonest, without choices in the loop
+    const uint16_t* halves = static_cast<const uint16_t*>(values) + tile * groups * kTileRows;
+    for (int64_t g = 0; g < groups; ++g) _mm256_storeu_ps(out + g * stride, half8(halves + g * kTileRows));
+    return;
+  }
   for (int64_t g = 0, step = 0; g < groups; ++g) {
     const int64_t at = (tile * groups + g) * kTileRows;
     __m256 scale;
