@@ -1,6 +1,6 @@
 """Headrace against transformers' generate on a CPU: the same weights, the same prompts, interleaved.
 
-    OMP_NUM_THREADS=2 python benchmarks/cpu/bench_peers.py WORKLOAD.json [--repeat 3] [--dtype float32]
+    OMP_NUM_THREADS=2 python benchmarks/cpu/bench_peers.py WORKLOAD.json [--repeat 3] [-o KEY=VALUE ...]
 
 WORKLOAD.json holds lists "single" and "concurrent" of {"prompt_ids", "output_len"} for SmolLM2's vocabulary. The peer
 gets the weights of the packaged file, dequantized, and runs ``concurrent`` as one left-padded batch; only requested
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import transformers
+import yaml
 
 from headrace import LLM, SamplingParams
 from headrace.checkpoint import load_architecture, resolve_model
@@ -89,11 +90,15 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--dtype", default="float32", help="the peer's; Headrace uses its default")
     parser.add_argument("--only", nargs="*", default=["single", "concurrent"])
+    parser.add_argument(
+        "-o", "--option", action="append", default=[], help="of Headrace, as kernels=reference"
+    )
     args = parser.parse_args()
+    options = {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in args.option)}
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     content = json.loads(args.workload.read_text())
     peer = load_peer(getattr(torch, args.dtype))
-    with LLM("smollm2", threads=torch.get_num_threads()) as llm:
+    with LLM("smollm2", threads=torch.get_num_threads(), **options) as llm:
         for name in args.only:
             requests = [(row["prompt_ids"], row["output_len"]) for row in content[name]]
             total = sum(n for _, n in requests)

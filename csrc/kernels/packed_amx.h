@@ -61,35 +61,28 @@ void configure_steps(int rows, int columns) {
 }
 
 // Products of one step (a block, or half of one) and of both digits. The two kinds of steps use different tiles, so
-// that one's products run while the other's are scaled.
+// that one's products run while the other's are scaled. A macro, since numbers of tiles must be literals.
 template <int KIND, bool IS_DOUBLE>
 inline void multiply_step(const int8_t* codes, const int8_t* x, const int8_t* low, int64_t x_bytes, int32_t* whole,
                           int32_t* rest) {
+#define HR_STEP(WHOLE, REST, CODES)            \
+  _tile_loadd(CODES, codes, 4 * kPairOutputs); \
+  _tile_zero(WHOLE);                           \
+  _tile_loadd(4, x, x_bytes);                  \
+  _tile_dpbssd(WHOLE, 4, CODES);               \
+  if constexpr (IS_DOUBLE) {                   \
+    _tile_zero(REST);                          \
+    _tile_loadd(5, low, x_bytes);              \
+    _tile_dpbssd(REST, 5, CODES);              \
+    _tile_stored(REST, rest, 4 * kPairOutputs);  \
+  }                                            \
+  _tile_stored(WHOLE, whole, 4 * kPairOutputs);
   if constexpr (KIND == 0) {
-    _tile_loadd(6, codes, 4 * kPairOutputs);
-    _tile_zero(0);
-    _tile_loadd(4, x, x_bytes);
-    _tile_dpbssd(0, 4, 6);
-    if constexpr (IS_DOUBLE) {
-      _tile_zero(1);
-      _tile_loadd(5, low, x_bytes);
-      _tile_dpbssd(1, 5, 6);
-      _tile_stored(1, rest, 4 * kPairOutputs);
-    }
-    _tile_stored(0, whole, 4 * kPairOutputs);
+    HR_STEP(0, 1, 6)
   } else {
-    _tile_loadd(7, codes, 4 * kPairOutputs);
-    _tile_zero(2);
-    _tile_loadd(4, x, x_bytes);
-    _tile_dpbssd(2, 4, 7);
-    if constexpr (IS_DOUBLE) {
-      _tile_zero(3);
-      _tile_loadd(5, low, x_bytes);
-      _tile_dpbssd(3, 5, 7);
-      _tile_stored(3, rest, 4 * kPairOutputs);
-    }
-    _tile_stored(2, whole, 4 * kPairOutputs);
+    HR_STEP(2, 3, 7)
   }
+#undef HR_STEP
   tiles_stored();
 }
 

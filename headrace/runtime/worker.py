@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +13,7 @@ from headrace.checkpoint import ModelSource, load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
 from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
-from headrace.core.output import ModelRunnerOutput, NewRequest, SchedulerOutput
+from headrace.core.output import NewRequest, SchedulerOutput
 from headrace.core.token_mask import TokenMask
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan
@@ -32,17 +30,18 @@ from headrace.models.registry import build_model
 from headrace.observe.stages import Stages
 from headrace.parallel.fused_reduce import make_fused_reduce
 from headrace.parallel.world import World
-from headrace.platforms.base import DeviceEvent, current_platform
+from headrace.platforms.base import current_platform
 from headrace.quant.precision import Precision
 from headrace.runtime.cuda_graph import BUCKETS, Capture, CudaCapture, GraphedSteps
 from headrace.runtime.early_stage_runner import EarlyStageRunner, StepTokens
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for, stored_kv_type
 from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
 from headrace.runtime.memory_ledger import MemoryLedger
-from headrace.runtime.model_runner import Model, ModelRunner, PendingOutput
+from headrace.runtime.model_runner import Model, ModelRunner
 from headrace.runtime.native_step import NativeStep
 from headrace.runtime.request_states import RequestStates
 from headrace.runtime.staged_model import StagedModel
+from headrace.runtime.timed_step import TimedStep
 from headrace.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -57,26 +56,6 @@ GRAPH_BYTES = 12 << 20
 """Set apart for the graphs of one number of tokens: up to three kinds of steps."""
 
 Progress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class TimedStep:
-    """A step queued on the device, between two events."""
-
-    pending: PendingOutput
-    started: DeviceEvent
-    ended: DeviceEvent
-    is_asynchronous: bool = False
-
-    def finish(self) -> ModelRunnerOutput:
-        """Wait for the step's end; its results, with the time that the device took."""
-        start = time.perf_counter()
-        self.ended.wait()
-        waited_ms = 1e3 * (time.perf_counter() - start)
-        output = self.pending.finish()
-        output.elapsed_ms = self.started.elapsed_ms(self.ended)
-        output.wait_ms = waited_ms if self.is_asynchronous else output.elapsed_ms
-        return output
 
 
 class Worker:
@@ -130,13 +109,7 @@ class Worker:
         self._stages = Stages()
         self._memory = MemoryLedger(self._platform, cache)
         self._memory.planned["weights"] = dense_bytes(arch, self.dtype.itemsize) // world.size
-        warmup = self._warm_up_kernels()
-        with self._stages.time("weights"), self._memory.spending("weights"):
-            self._model: CausalLM | None = self._load_model(model, source, progress)
-        if warmup is not None:
-            with self._stages.time("kernels not ready with the weights"):
-                warmup.wait_first_token()
-        self._warmup = warmup
+        self._load(progress)
         self._specs = kv_cache_specs_for(
             arch.layer_windows,
             self._num_kv_heads,
@@ -145,19 +118,35 @@ class Worker:
             self.kv_dtype,
             world.stage.layers(arch.num_layers),
         )
+        self._allocate()
+        self.loaded_memory_bytes = self._platform.used_memory_bytes()
+        self._tell()
+
+    def _load(self, progress: Progress | None) -> None:
+        """The weights, and beside them the kernels of a first token."""
+        self._warmup = warmup = self._warm_up_kernels()
+        with self._stages.time("weights"), self._memory.spending("weights"):
+            self._model: CausalLM | None = self._load_model(self._model_config, self._source, progress)
+        if warmup is not None:
+            with self._stages.time("kernels not ready with the weights"):
+                warmup.wait_first_token()
+
+    def _allocate(self) -> None:
+        """KV memory of what the largest step leaves, and the runner over it."""
         with self._stages.time("largest step"), self._memory.watching("activations"):
-            self._num_blocks = world.smallest(self._size_kv_cache())
+            self._num_blocks = self._world.smallest(self._size_kv_cache())
         self._memory.planned["KV blocks"] = self._num_blocks * self._specs[0].bytes_per_block
         with self._stages.time("KV blocks"), self._memory.spending("KV blocks"):
             self._runner: ModelRunner | None = self._make_runner(self._num_blocks)
-        self.loaded_memory_bytes = self._platform.used_memory_bytes()
+
+    def _tell(self) -> None:
         logger.info(
             "%s on %s: %s, %d KV blocks of %d tokens; start: %s; memory: %s",
-            source.name,
+            self._source.name,
             self._platform.describe(),
             self.dtype,
             self._num_blocks,
-            cache.block_size,
+            self._cache.block_size,
             self._stages.describe(),
             self._memory.describe(),
         )

@@ -86,10 +86,7 @@ def test_long_enums_take_no_time() -> None:
     assert lower_schema({"enum": many})[0] == {"enum": many}
     overlapping = [{"enum": list(range(first, first + 40))} for first in range(60)]
     lowered, _ = lower_schema({"oneOf": overlapping})
-    assert lowered is not False
-    assert (
-        time.thread_time() - started < 12
-    )  # about 2 on a quiet machine; comparing pair by pair took minutes
+    assert lowered is not False and time.thread_time() - started < 3
 
 
 def test_preparing_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,26 +25,38 @@ _MAPS = ("properties", "patternProperties", "$defs")
 _DATA = ("enum", "const", "required")
 
 
-def sound_numbers(schema: Any, path: str = "#") -> Any:
+def sound_numbers(schema: Any, path: str = "#", done: dict[int, Any] | None = None) -> Any:
     """The same lowered schema, or one that accepts a little less, with numbers that a grammar keeps.
+
+    Args:
+        done: what has been made of each part, by its identity: one part stands in many places of a lowered schema,
+            and is looked at once.
 
     Raises: GrammarError for a number of an ``enum`` that cannot be written.
     """
-    if isinstance(schema, list):
-        return [sound_numbers(part, f"{path}/{index}") for index, part in enumerate(schema)]
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict | list):
         return schema
+    done = {} if done is None else done
+    if id(schema) not in done:
+        if isinstance(schema, list):
+            done[id(schema)] = [sound_numbers(part, f"{path}/{i}", done) for i, part in enumerate(schema)]
+        else:
+            done[id(schema)] = _sound_object(schema, path, done)
+    return done[id(schema)]
+
+
+def _sound_object(schema: dict[str, Any], path: str, done: dict[int, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word, value in schema.items():
         where = f"{path}/{word}"
         if word in ("enum", "const"):
             _check_values(value, where)
         if word in _MAPS:
-            value = {name: sound_numbers(part, f"{where}/{name}") for name, part in value.items()}
+            value = {name: sound_numbers(part, f"{where}/{name}", done) for name, part in value.items()}
         elif word in ("maxLength", "maxItems", "maxProperties"):
             value = min(value, _LARGEST_COUNT)  # no answer is that long
         elif word not in _DATA:
-            value = sound_numbers(value, where)
+            value = sound_numbers(value, where, done)
         found[word] = value
     _narrow(found, found.get("type") in ("integer", ["integer"]))
     return found
