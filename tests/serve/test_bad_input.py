@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import pytest
 
+from headrace.serve.body import refuse_repeated
 from tests.serve.launch import LaunchedServer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -275,7 +277,8 @@ def test_special_tokens_in_logit_bias(server: LaunchedServer) -> None:
      (b'{"prompt": "Hi", "logit_bias": {"5": 100, "5": -100}}', "5"),
      (b'{"prompt": "Hi", "logit_bias": {"5": 100, "05": -100}}', "logit_bias"),
      (b'{"prompt": "Hi", "guided_json": {"properties": {"a": {}, "b": {}, "a": false}}}', "a"),
-     (b'{"prompt": "Hi", "user": {"a": 1, "\\u0061": 2}}', "a")],
+     (b'{"prompt": "Hi", "user": {"a": 1, "\\u0061": 2}}', "a"),
+     (b'{"prompt": [' + b"1, " * 200 + b'1], "max_tokens": 3, "max_tokens": 2}', "max_tokens")],
 )  # fmt: skip
 def test_what_is_said_twice_is_refused(server: LaunchedServer, body: bytes, param: str) -> None:
     assert "twice" in refused(post(server, COMPLETIONS, body), param=param)["message"]
@@ -284,6 +287,17 @@ def test_what_is_said_twice_is_refused(server: LaunchedServer, body: bytes, para
 def test_a_name_may_stand_in_many_objects(server: LaunchedServer) -> None:
     body = b'{"prompt": "Hi", "max_tokens": 1, "user": [{"a": 1}, {"a": 2}, {"a": {"a": 1}}]}'
     assert post(server, COMPLETIONS, body).status_code == 200
+
+
+def test_long_runs_of_digits_are_no_names() -> None:
+    """Numbers of large bodies are left out of the search, and where that misleads it is done without."""
+    digits = b"1," * 100
+    refuse_repeated(b'{"' + digits + b'1": 1, "' + digits + b'2": 2, "b": [' + digits * 3 + b"1]}")
+    refuse_repeated(b'{"a": "\\u1' + b"1" * 80 + b'", "b": [' + digits * 20 + b"1]}")
+    ids = b'{"prompt": [' + b"12345, " * 1_000_000 + b"1]}"
+    started = time.thread_time()
+    refuse_repeated(ids)
+    assert time.thread_time() - started < 0.5
 
 
 @pytest.mark.parametrize(
