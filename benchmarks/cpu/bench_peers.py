@@ -13,43 +13,20 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 import yaml
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.e2e.packaged_oracles import smollm2
+
 from headrace import LLM, SamplingParams
-from headrace.checkpoint import load_architecture, resolve_model
-from headrace.loader.base import open_weights
 
 Requests = list[tuple[list[int], int]]
-
-
-def load_peer(dtype: torch.dtype) -> Any:
-    source = resolve_model("smollm2")
-    arch = load_architecture(source)
-    weights = open_weights(source, arch)
-    config = transformers.LlamaConfig(
-        vocab_size=arch.vocab_size,
-        hidden_size=arch.hidden_size,
-        intermediate_size=arch.intermediate_size,
-        num_hidden_layers=arch.num_layers,
-        num_attention_heads=arch.num_attention_heads,
-        num_key_value_heads=arch.num_kv_heads,
-        max_position_embeddings=arch.max_position_embeddings,
-        rms_norm_eps=arch.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": arch.rope.theta},
-        tie_word_embeddings=True,
-        attn_implementation="sdpa",
-    )
-    model = transformers.LlamaForCausalLM(config).to(dtype)
-    state = {name: weights.get(name).dequantize(dtype).clone() for name in weights.names()}
-    model.load_state_dict(state, strict=False)
-    model.tie_weights()
-    return model.eval()
 
 
 @torch.inference_mode()
@@ -97,7 +74,7 @@ def main() -> None:
     options = {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in args.option)}
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     content = json.loads(args.workload.read_text())
-    peer = load_peer(getattr(torch, args.dtype))
+    peer = smollm2().to(getattr(torch, args.dtype))
     with LLM("smollm2", threads=torch.get_num_threads(), **options) as llm:
         for name in args.only:
             requests = [(row["prompt_ids"], row["output_len"]) for row in content[name]]
