@@ -22,9 +22,8 @@ import torch
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.e2e.packaged_oracles import smollm2
-
 from headrace import LLM, SamplingParams
+from tests.e2e.packaged_oracles import smollm2
 
 Requests = list[tuple[list[int], int]]
 
