@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
-from spmd import run_on_ranks
+from spmd import WaitClock, run_on_ranks
 
 from headrace.config import ParallelConfig
 from headrace.parallel.fused_reduce import FusedReduce
@@ -29,7 +29,7 @@ from headrace.platforms.cuda import graph_ms
 HIDDEN = 4096
 
 
-def work(world: World, device: torch.device) -> None:
+def work(world: World, device: torch.device, _clock: WaitClock) -> None:
     """One rank."""
     size, group = world.size, dist.new_group()
     paths: dict[str, Communicator] = {"library": TorchCommunicator(group, size, device.type)}

@@ -11,6 +11,8 @@ BUSY_SHARE = 0.2
 """A rank whose main thread uses less of a CPU than this is not computing."""
 BUSY_PATIENCE = 10
 """A rank that does compute gets so many times the timeout: kernels that compile, or one very long op."""
+ABSENCE_S = 2.0
+"""A watcher that has looked away for longer than this was itself stopped, most likely with the whole machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,12 @@ class RankWatch:
         self._timeout_s = timeout_s
         self._seen = {rank: _Seen() for rank in ranks}
         self._was_idle = True
+        self._looked_s: float | None = None
 
     def look(
         self, statuses: Sequence[RankStatus], last_step: int, has_work: bool, now_s: float
     ) -> HungRank | None:
-        """Call every now and then.
+        """Call twice a second or so.
 
         Args:
             statuses: of the ranks, in order.
@@ -63,6 +66,7 @@ class RankWatch:
             has_work: whether results are awaited.
             now_s: monotonic time.
         """
+        self._forgive_absence(now_s)
         stuck: dict[int, float] = {}
         for rank, status in zip(self._ranks, statuses, strict=True):
             seen = self._seen[rank]
@@ -77,6 +81,15 @@ class RankWatch:
             if now_s - seen.beat_s > self._timeout_s:
                 return HungRank(rank, f"has shown no sign of life for {now_s - seen.beat_s:.0f} s")
         return self._judge(dict(zip(self._ranks, statuses, strict=True)), stuck, last_step) if stuck else None
+
+    def _forgive_absence(self, now_s: float) -> None:
+        """Time in which the watcher did not run counts for nobody: the ranks may not have run either."""
+        absent_s = 0.0 if self._looked_s is None else now_s - self._looked_s
+        self._looked_s = now_s
+        if absent_s > ABSENCE_S:
+            for seen in self._seen.values():
+                seen.since_s += absent_s
+                seen.beat_s += absent_s
 
     def _limit_s(self, status: RankStatus, seen: _Seen, now_s: float) -> float:
         is_busy = status.busy_ms - seen.busy_ms > BUSY_SHARE * 1e3 * (now_s - seen.since_s)

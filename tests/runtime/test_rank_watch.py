@@ -109,6 +109,17 @@ def test_devices_that_never_finish() -> None:
     assert verdict is not None and "waited for their devices" in verdict.why
 
 
+def test_time_in_which_the_watcher_itself_was_stopped_counts_for_nobody() -> None:
+    watched = Watched()
+    watched.statuses[0].enter_wait()
+    assert watched.pass_time(3) is None
+    watched.now_s += 100  # a laptop that slept
+    watched.frozen = watched.statuses[1]
+    assert watched.pass_time(TIMEOUT_S - 4) is None
+    verdict = watched.pass_time(6)
+    assert verdict is not None and verdict.rank == 1, "but what hung before or hangs since is found"
+
+
 def test_a_status_travels_as_numbers() -> None:
     here, there = RankStatus(), RankStatus()
     here.begin_step(3)
