@@ -75,7 +75,7 @@ def compare_fused(world: World, device: torch.device, paths: dict[str, Communica
         print(f"fused sum and norm is right: {is_right}", flush=True)
     assert is_right
     weight = torch.ones(HIDDEN, device=device)
-    for num_rows in (1, 2, 4, 8, 16, 32, 64):
+    for num_rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 448, 512, 1024):
         x, residual = torch.zeros(2, num_rows, HIDDEN, dtype=torch.bfloat16, device=device)
 
         def apart(path: Communicator, x: torch.Tensor = x, residual: torch.Tensor = residual) -> None:
@@ -86,7 +86,7 @@ def compare_fused(world: World, device: torch.device, paths: dict[str, Communica
         times.append(graph_ms(partial(fused.op, x, residual, weight, 1e-5, x)))
         if world.rank == 0:
             texts = [f"{name} {1e3 * ms:.1f} us" for name, ms in zip([*paths, "fused"], times, strict=True)]
-            print(f"sum and norm of {num_rows:3d} rows: {', '.join(texts)}", flush=True)
+            print(f"sum and norm of {num_rows:4d} rows: {', '.join(texts)}", flush=True)
 
 
 def time_ms(call: partial[None], device: torch.device) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -10,14 +11,17 @@ import torch.distributed as dist
 
 from headrace.errors import ConfigError
 from headrace.kernels.reference.norm import add_rms_norm
-from headrace.kernels.registry import Op
+from headrace.kernels.registry import Op, load_kernels
 from headrace.parallel.one_shot import OneShotCommunicator
 from headrace.parallel.state import Communicator, SoloCommunicator
+from headrace.platforms.cuda import graph_ms
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 1 << 19
-"""Of what one call sums: beyond, waiting for the link costs more than launches do."""
+MAX_BYTES = 8 << 20
+"""Of what one call sums."""
+_SURE_BYTES = 1 << 19
+"""Up to here it was faster wherever it was measured; beyond, each machine is asked at the start."""
 _EPS = 1e-5
 _ALIGNED_ELEMENTS = 8
 
@@ -33,17 +37,47 @@ class FusedReduce:
 
     def __init__(self, one_shot: OneShotCommunicator, width: int, dtype: torch.dtype, rank: int) -> None:
         from headrace.kernels.triton.all_reduce import MAX_PROGRAMS, SharedRows, all_reduce_add_norm
+        from headrace.kernels.triton.launch import num_multiprocessors
 
-        self.max_rows = MAX_BYTES // (width * dtype.itemsize)
+        self._row_bytes = width * dtype.itemsize
+        self.max_rows = MAX_BYTES // self._row_bytes
         self._parts, parts = one_shot.shared_memory((2, self.max_rows, width), dtype)
         self._flags, flags = one_shot.shared_memory((MAX_PROGRAMS, len(parts)), torch.int32)
-        self.op: Op = partial(all_reduce_add_norm, SharedRows(parts, flags, rank, self.max_rows, width))
+        num_programs = one_shot.smallest(min(MAX_PROGRAMS, num_multiprocessors(parts.device)))
+        shared = SharedRows(parts, flags, rank, self.max_rows, width, num_programs)
+        self.op: Op = partial(all_reduce_add_norm, shared)
+
+    def shrink(self, plain: OneShotCommunicator, time_ms: Callable[[Callable[[], None]], float]) -> None:
+        """Take no more rows than are faster so than by a sum and a norm; the same on all ranks.
+
+        Args:
+            plain: the sums of the other way.
+            time_ms: of one call.
+        """
+        norm = load_kernels("norm", self._parts.device).add_rms_norm
+        x, residual = self._parts.new_zeros((2, self.max_rows, self._parts.shape[2]))
+        weight = torch.ones(x.shape[1], device=x.device)
+
+        def apart(x: torch.Tensor, residual: torch.Tensor) -> None:
+            plain.all_reduce(x)
+            norm(x, residual, weight, _EPS, x)
+
+        limit = num_rows = _SURE_BYTES // self._row_bytes
+        while 2 * num_rows <= self.max_rows:
+            num_rows *= 2
+            rows = x[:num_rows], residual[:num_rows]
+            fused_ms = time_ms(partial(self.op, *rows, weight, _EPS, rows[0]))
+            apart_ms = time_ms(partial(apart, *rows))
+            logger.info("sum and norm of %d rows: fused %.4f ms, apart %.4f ms", num_rows, fused_ms, apart_ms)
+            if not plain.all_agree(fused_ms < apart_ms):
+                break
+            limit = num_rows
+        self.max_rows = limit
 
     def is_right(self, plain: Communicator) -> bool:
         """Whether it gives what a plain sum and the reference norm give, a few times over."""
-        like = self._parts[0]
-        for turn in range(4):
-            num_rows = (1, 8, 2, 8)[turn] if self.max_rows >= 8 else 1
+        like, most = self._parts[0], self.max_rows
+        for turn, num_rows in enumerate((1, min(8, most), 1, most, min(8, most), most)):
             generator = torch.Generator(like.device).manual_seed(turn)
             draw = partial(torch.randn, like.shape[1], device=like.device, generator=generator)
             residual = torch.stack([draw() for _ in range(num_rows)]).to(like.dtype)
@@ -77,6 +111,8 @@ def make_fused_reduce(
     else:
         fused = FusedReduce(communicator, width, dtype, rank)
         if communicator.all_agree(fused.is_right(communicator)):
+            if wanted == "auto":
+                fused.shrink(communicator, graph_ms)
             return fused
         reason = "the fused sum over ranks is wrong on this machine"
     if wanted == "fused":

@@ -20,7 +20,7 @@ from headrace.platforms.cuda import graph_ms
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 8 << 20
 _MIN_BYTES = 1 << 12
 _SAFE_SIZES = (2, 4, 8)
 """Numbers of ranks for which torch's kernel adds in one order everywhere."""
@@ -76,11 +76,15 @@ class OneShotCommunicator:
             flat = x.view(-1)
             self._sum(self._buffer[:num_bytes].view(x.dtype), flat, "sum", self._name, flat)
 
+    def smallest(self, number: int) -> int:
+        """Of all ranks' numbers."""
+        everyone = torch.tensor([number])
+        dist.all_reduce(everyone, dist.ReduceOp.MIN, group=self._group)
+        return int(everyone)
+
     def all_agree(self, verdict: bool) -> bool:
         """Whether it is true on every rank."""
-        everyone = torch.tensor([int(verdict)])
-        dist.all_reduce(everyone, dist.ReduceOp.MIN, group=self._group)
-        return bool(everyone)
+        return bool(self.smallest(int(verdict)))
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """See ``Communicator``."""

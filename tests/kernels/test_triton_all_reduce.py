@@ -9,10 +9,11 @@ import torch
 pytest.importorskip("triton")
 
 from headrace.kernels.reference.norm import add_rms_norm
-from headrace.kernels.triton.all_reduce import MAX_PROGRAMS, SharedRows, all_reduce_add_norm
+from headrace.kernels.triton.all_reduce import SharedRows, all_reduce_add_norm
 from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
 
 EPS = 1e-5
+PROGRAMS = 32
 
 
 class Played:
@@ -23,12 +24,12 @@ class Played:
         self.parts = [
             torch.full((2, max_rows * width), torch.nan, dtype=dtype, device=DEVICE) for _ in range(size)
         ]
-        self.flags = [torch.zeros(MAX_PROGRAMS, size, dtype=torch.int32, device=DEVICE) for _ in range(size)]
+        self.flags = [torch.zeros(PROGRAMS, size, dtype=torch.int32, device=DEVICE) for _ in range(size)]
         table = [
             torch.tensor([each.data_ptr() for each in memory], device=DEVICE)
             for memory in (self.parts, self.flags)
         ]
-        self.shared = SharedRows(*table, rank, max_rows, width)
+        self.shared = SharedRows(*table, rank, max_rows, width, PROGRAMS)
 
     def others_are_done(self, turns: torch.Tensor, parts: torch.Tensor) -> None:
         """What the other ranks would have written: parts [ranks, T, E], their words for the turn of each program."""
@@ -37,7 +38,7 @@ class Played:
                 for program, turn in enumerate(turns.tolist()):
                     self.flags[self.rank][program, peer] = turn
                 for row, values in enumerate(parts[peer]):
-                    place, start = int(turns[row % MAX_PROGRAMS]) % 2, row * parts.shape[2]
+                    place, start = int(turns[row % PROGRAMS]) % 2, row * parts.shape[2]
                     self.parts[peer][place, start : start + parts.shape[2]] = values
 
 
@@ -46,12 +47,12 @@ class Played:
 def test_sum_residual_and_norm(size: int, rank: int, dtype: torch.dtype) -> None:
     width, generator = 48, torch.Generator(device=DEVICE).manual_seed(size)
     played = Played(size, rank, 70, width, dtype)
-    turns = torch.zeros(MAX_PROGRAMS, dtype=torch.int64)
+    turns = torch.zeros(PROGRAMS, dtype=torch.int64)
     for num_rows in (1, 3, 70, 2, 1):
         parts = torch.randn(size, num_rows, width, generator=generator, device=DEVICE).to(dtype)
         residual = torch.randn(num_rows, width, generator=generator, device=DEVICE).to(dtype)
         weight = torch.rand(width, generator=generator, device=DEVICE) + 0.5
-        turns[: min(num_rows, MAX_PROGRAMS)] += 1
+        turns[: min(num_rows, PROGRAMS)] += 1
         played.others_are_done(turns, parts)
         x, expected = parts[rank].clone(), torch.empty_like(residual)
         summed, total = parts.float().sum(0).to(dtype), residual.clone()

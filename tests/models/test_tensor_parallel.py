@@ -46,6 +46,25 @@ def test_logits_do_not_depend_on_the_number_of_ranks(name: str, size: int, tmp_p
         assert bytes_read < whole.weights.bytes_read * (0.6 if size == 2 else 0.4)
 
 
+class Forbidden:
+    """The collectives of a rank that is alone and should know it."""
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        raise AssertionError("one rank adds nothing up")
+
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        raise AssertionError("one rank gathers nothing")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_rank_calls_no_collective(name: str, tmp_path: Path) -> None:
+    folder = save(MODELS[name].make(), tmp_path)
+    alone = PagedModel(folder, parallel=ParallelState(0, 1, Forbidden()))
+    names = {call.name for call in record(alone.model, alone.batch([(0, TOKENS[:1])])).calls}
+    assert "linear" in names and not names & {"all_reduce", "all_gather"}
+    assert torch.equal(alone.step([(0, TOKENS[:20])]), PagedModel(folder).step([(0, TOKENS[:20])]))
+
+
 def test_ranks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     folder = save(TINY_MODELS["llama"].make(), tmp_path)
     with pytest.raises(ConfigError, match="tensor_parallel_size 3 does not divide 4 attention heads"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from headrace.errors import ConfigError
 from headrace.parallel import fused_reduce
-from headrace.parallel.fused_reduce import make_fused_reduce
+from headrace.parallel.fused_reduce import FusedReduce, make_fused_reduce
 from headrace.parallel.one_shot import OneShotCommunicator
 from headrace.parallel.state import Communicator, SoloCommunicator
 from tests.parallel.thread_group import ThreadCommunicator
@@ -31,6 +33,9 @@ def is_right(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
         def is_right(self, plain: Communicator) -> bool:
             return bool(request.param)
+
+        def shrink(self, plain: Communicator, time_ms: object) -> None:
+            pass
 
     monkeypatch.setattr(fused_reduce, "FusedReduce", Checked)
     return bool(request.param)
@@ -61,6 +66,44 @@ def test_where_it_cannot_be_had(communicator: Communicator, width: int, reason: 
     assert make("auto", communicator, width) is None
     with pytest.raises(ConfigError, match=reason):
         make("fused", communicator, width)
+
+
+class Timed(OneShot):
+    """Sums of nothing that note how many rows they are asked for, and the verdicts."""
+
+    def __init__(self) -> None:
+        self.verdicts: list[bool] = []
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        pass
+
+    def all_agree(self, verdict: bool) -> bool:
+        self.verdicts.append(verdict)
+        return verdict
+
+
+@pytest.mark.parametrize(("faster_up_to", "limit"), [(100, 64), (300, 256), (1 << 20, 1024)])
+def test_it_takes_no_more_rows_than_it_is_faster_for(faster_up_to: int, limit: int) -> None:
+    width, asked = 4096, []
+    fused = FusedReduce.__new__(FusedReduce)
+    fused._row_bytes, fused.max_rows = 2 * width, 1024
+    fused._parts = torch.zeros((2, 1024, width), dtype=torch.bfloat16)
+
+    def op(x: torch.Tensor, *_: object) -> None:
+        asked.append(len(x))
+
+    fused.op = op
+
+    def time_ms(call: Callable[[], None]) -> float:
+        count = len(asked)
+        call()
+        is_fused = len(asked) > count
+        return (1.0 if asked[-1] <= faster_up_to else 3.0) if is_fused else 2.0
+
+    ranks = Timed()
+    fused.shrink(ranks, time_ms)
+    assert fused.max_rows == limit
+    assert asked == [128, 256, 512, 1024][: len(asked)] and len(ranks.verdicts) == len(asked)
 
 
 def test_one_rank_has_nothing_to_add() -> None:

@@ -14,8 +14,8 @@ import triton.language as tl
 
 from headrace.kernels.triton.launch import launch_options, let_next_start, wait_for_previous
 
-MAX_PROGRAMS = 64
-"""Fewer than any GPU here runs at a time: programs that wait for each other must all be running."""
+MAX_PROGRAMS = 128
+"""The most that a launch has. Programs that wait for each other must all be running: no more than multiprocessors."""
 _ELEMENTS_PER_WARP = 512
 
 
@@ -24,13 +24,20 @@ class SharedRows:
 
     Args:
         parts: [ranks] int64, addresses of each rank's [2, max_rows, width] numbers of the activations' type.
-        flags: [ranks] int64, addresses of each rank's [MAX_PROGRAMS, ranks] int32, zero at first.
+        flags: [ranks] int64, addresses of each rank's [num_programs or more, ranks] int32, zero at first.
         rank: this one.
         max_rows, width: of what is summed; a multiple of 8 in all.
+        num_programs: the most of a launch, the same on all ranks.
     """
 
     def __init__(
-        self, parts: torch.Tensor, flags: torch.Tensor, rank: int, max_rows: int, width: int
+        self,
+        parts: torch.Tensor,
+        flags: torch.Tensor,
+        rank: int,
+        max_rows: int,
+        width: int,
+        num_programs: int = MAX_PROGRAMS,
     ) -> None:
         self.parts = parts
         self.flags = flags
@@ -38,7 +45,8 @@ class SharedRows:
         self.size = len(parts)
         self.max_rows = max_rows
         self.width = width
-        self.turns = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=parts.device)
+        self.num_programs = num_programs
+        self.turns = torch.zeros(num_programs, dtype=torch.int32, device=parts.device)
 
 
 def all_reduce_add_norm(
@@ -56,7 +64,7 @@ def all_reduce_add_norm(
     num_rows, width = x.shape
     assert num_rows <= shared.max_rows and width == shared.width
     block = triton.next_power_of_2(width)
-    _all_reduce_add_norm_kernel[(min(num_rows, MAX_PROGRAMS),)](
+    _all_reduce_add_norm_kernel[(min(num_rows, shared.num_programs),)](
         x,
         residual,
         weight,
@@ -71,7 +79,7 @@ def all_reduce_add_norm(
         BLOCK=block,
         RANK=shared.rank,
         SIZE=shared.size,
-        STRIDE=MAX_PROGRAMS,
+        STRIDE=shared.num_programs,
         num_warps=min(max(block // _ELEMENTS_PER_WARP, 1), 16),
         **launch_options(),
     )
