@@ -27,6 +27,7 @@ OP_FILES = {
     "add_rms_norm": "norm",
     "linear": "linear",
     "pack_weight": "linear",
+    "pack_table": "linear",
     "weight_dtype": "linear",
     "linear_packed": "linear_packed",
     "embedding_packed": "linear_packed",
@@ -43,8 +44,9 @@ OP_FILES = {
 class Ops:
     """One attribute per op of ``OP_FILES``; see the reference functions for arguments, shapes and dtypes.
 
-    ``pack_weight``, ``weight_dtype`` and ``pack_matrix`` are no ops: they are called at loading, for the form and the
-    type of a weight that ``linear`` or ``linear_packed`` reads fastest.
+    ``pack_weight``, ``pack_table``, ``weight_dtype`` and ``pack_matrix`` are no ops: they are called at loading, for
+    the form and the type of a weight that ``linear`` or ``linear_packed`` reads fastest; a table's form suits
+    ``embedding``, too.
     Collectives are ops, too, so that they are recorded like the others; see ``Communicator``.
     """
 
@@ -54,6 +56,7 @@ class Ops:
     add_rms_norm: Op
     linear: Op
     pack_weight: Callable[[torch.Tensor], Any]
+    pack_table: Callable[[torch.Tensor], Any]
     weight_dtype: Callable[[torch.dtype, torch.dtype], torch.dtype]
     linear_packed: Op
     embedding_packed: Op

@@ -28,7 +28,7 @@ class VocabParallelEmbedding:
         scale: multiplier of the rows.
 
     Attributes:
-        weight: [this rank's rows, hidden_size], or what ``pack_weight`` makes of that. A table stored in a narrower
+        weight: [this rank's rows, hidden_size], or what ``pack_table`` makes of that. A table stored in a narrower
             float type stays so: rows widen as they are looked up, with the same result.
     """
 
@@ -60,7 +60,7 @@ class VocabParallelEmbedding:
         if self.matrix is not None:
             return PackedLinear(ctx.ops, self.matrix, None, ctx.weight_home.input_bits)
         kept = self._ops.weight_dtype(self.weight.dtype, ctx.dtype)
-        packed = self._ops.pack_weight(self.weight.to(kept))
+        packed = self._ops.pack_table(self.weight.to(kept))
         if self.weight.dtype == kept:
             self.weight = packed
         return DenseLinear(ctx.ops, packed, None)

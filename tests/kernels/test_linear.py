@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.kernels.reference.linear import linear, pack_weight
+from headrace.kernels.reference.linear import linear, pack_table, pack_weight
+from headrace.kernels.reference.onednn_weight import OneDNNWeight
 
 ERROR = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
@@ -58,7 +59,7 @@ def test_weights_in_blocks(num_rows: int, has_bias: bool) -> None:
     x, weight = torch.randn(num_rows, 8, generator=generator), torch.randn(13_000, 8, generator=generator)
     bias = torch.randn(13_000, generator=generator) if has_bias else None
     packed = pack_weight(weight)
-    assert packed.shape == (4, 3250, 8)
+    assert isinstance(packed, torch.Tensor) and packed.shape == (4, 3250, 8)
     out = torch.full((num_rows, 13_003), torch.nan)
     linear(x, packed, bias, out, 2)
     exact = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
@@ -80,12 +81,20 @@ PRIME = 13_001
         ((64, 32), torch.bfloat16, (32, 1)),
     ],
 )
-def test_packed_weights_hold_the_same_numbers(
+def test_packed_tables_hold_the_same_numbers(
     shape: tuple[int, int], dtype: torch.dtype, strides: tuple[int, ...]
 ) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-    packed = pack_weight(weight)
+    packed = pack_table(weight)
     assert packed.stride() == strides and packed.dtype == dtype
     assert torch.equal(packed.reshape(shape), weight)
     if len(strides) == 2 and strides[1] == 1:
         assert packed is weight
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+def test_weights_go_to_onednn_where_it_has_kernels(dtype: torch.dtype) -> None:
+    weight = inputs(1, dtype)[1]
+    is_packed = isinstance(pack_weight(weight), OneDNNWeight)
+    assert is_packed == OneDNNWeight.is_supported(weight)
+    assert not (is_packed and dtype == torch.float32)

@@ -92,6 +92,11 @@ def pack_weight(weight: torch.Tensor) -> PackedWeight:
     return PackedWeight(data, num_outputs, num_inputs)
 
 
+def pack_table(weight: torch.Tensor) -> PackedWeight:
+    """A weight [n, in] that ``embedding`` reads as well: panels suit both."""
+    return pack_weight(weight)
+
+
 def weight_dtype(stored: torch.dtype, compute: torch.dtype) -> torch.dtype:
     """The type that a weight is kept in: a narrower stored one widens as it is read, with the same result."""
     is_narrower = stored in DTYPES and stored.itemsize < compute.itemsize

@@ -16,7 +16,7 @@ def embedding(
 
     Args:
         ids: [T] int64, all in [0, V).
-        weight: [V, E], or blocks of it, [V / B, B, E] (``pack_weight``); may have a narrower dtype than ``out``.
+        weight: [V, E], or blocks of it, [V / B, B, E] (``pack_table``); may have a narrower dtype than ``out``.
         out: [T, E].
         scale: rounded to the dtype of ``out`` before it multiplies, as Gemma does.
         first_row: for a table that holds only the rows of the vocabulary from this one on: ids outside give zeros.

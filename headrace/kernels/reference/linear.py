@@ -1,7 +1,7 @@
-"""linear in plain torch, and pack_weight: the form in memory that it reads fastest.
+"""linear in plain torch, and pack_weight and pack_table: the forms in memory that it reads fastest.
 
-In fp32 on a CPU with AVX2 (torch 2.13 with MKL, one thread, weights not in the cache;
-benchmarks/kernels/bench_linear.py):
+bf16 and fp16 go to oneDNN, for which weights are prepared once (``OneDNNWeight``). In fp32 on a CPU with AVX2 (torch
+2.13 with MKL, one thread, weights not in the cache; benchmarks/kernels/bench_linear.py):
 
 * One row of x is bound by reading the weight. Stored transposed, a weight at least as wide as its inputs is read in
   60 to 90 % of the time, and batches take 85 to 95 %. Longer rows than some 12,000 make batches slower, so a
@@ -14,22 +14,34 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from headrace.kernels.reference.onednn_weight import OneDNNWeight
+
 _MAX_TRANSPOSED_ROWS = 12_288
 _BLOCK_ROWS = range(1024, 4096 + 1)
 _MAX_FLIPPED_ROWS = 4
 
 
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, col: int = 0
+    x: torch.Tensor,
+    weight: torch.Tensor | OneDNNWeight,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    col: int = 0,
 ) -> None:
     """out[:, col : col + n] = x @ weight.T + bias, summed in fp32.
 
     Args:
         x: [T, in].
-        weight: [n, in] of the same dtype, in any order in memory, or blocks of it, [n / B, B, in].
+        weight: [n, in] of the same dtype, in any order in memory, or blocks of it, [n / B, B, in]; or as
+            ``OneDNNWeight``.
         bias: [n] or None.
         out: [T, at least col + n]; x's dtype or fp32.
     """
+    if isinstance(weight, OneDNNWeight):
+        width = weight.shape[0]
+        target = out if width == out.shape[1] else out[:, col : col + width]
+        target.copy_(weight.multiply(x, bias))
+        return
     if weight.dim() == 3:
         for index, block in enumerate(weight):
             start = index * len(block)
@@ -47,10 +59,15 @@ def linear(
         torch.addmm(bias, x, weight.t(), out=target)
 
 
-def pack_weight(weight: torch.Tensor) -> torch.Tensor:
-    """A weight [n, in] in the form that ``linear`` and ``embedding`` take and ``linear`` reads fastest: itself, a copy
-    in another order, or a copy in blocks [n / B, B, in]. A kind of kernels with its own ``linear`` may have its own
-    ``pack_weight``, if its ``embedding`` takes what that returns."""
+def pack_weight(weight: torch.Tensor) -> torch.Tensor | OneDNNWeight:
+    """A weight [n, in] in the form that ``linear`` reads fastest: a ``OneDNNWeight`` where there is one, else as
+    ``pack_table`` does it. A kind of kernels with its own ``linear`` may have its own ``pack_weight``."""
+    return OneDNNWeight(weight) if OneDNNWeight.is_supported(weight) else pack_table(weight)
+
+
+def pack_table(weight: torch.Tensor) -> torch.Tensor:
+    """A weight [n, in] that ``embedding`` reads as well: itself, a copy in another order, or a copy in blocks
+    [n / B, B, in]. A kind with its own ``pack_weight`` has its own ``pack_table``, of what its ``embedding`` takes."""
     num_rows, num_columns = weight.shape
     if not _is_row_major_on_cpu(weight) or num_rows < num_columns:
         return weight
@@ -69,7 +86,7 @@ def weight_dtype(stored: torch.dtype, compute: torch.dtype) -> torch.dtype:
 
 
 def _is_row_major_on_cpu(weight: torch.Tensor) -> bool:
-    """In fp32: other types go through oneDNN, which has orders of its own."""
+    """In fp32: other types go through oneDNN, which has orders of its own (``OneDNNWeight``)."""
     return weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()
 
 

@@ -14,7 +14,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tenso
         x, out: [T, E], any float type; may be the same tensor.
         weight: [E] fp32.
     """
-    torch.mul(torch.mul(x, inverse_rms(x, eps)), weight, out=out)
+    wide = x.float()  # once: ops over two types cost more than the copy
+    normed = torch.mul(wide, inverse_rms(wide, eps))
+    if out.dtype == torch.float32:
+        torch.mul(normed, weight, out=out)
+    else:
+        out.copy_(normed.mul_(weight))
 
 
 def add_rms_norm(
@@ -31,8 +36,8 @@ def add_rms_norm(
 
 
 def inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """1 / sqrt(mean(x^2) + eps) over the last dimension, which stays with size 1; fp32."""
-    norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+    """1 / sqrt(mean(x^2) + eps) over the last dimension, which stays with size 1; x is fp32."""
+    norm = torch.linalg.vector_norm(x, 2, -1, True)
     # One op. As Python numbers, eps and 1/E would make it three, each of them as slow as the norm itself at T = 1.
     return torch.addcmul(_constant(eps, x.device), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
 

@@ -40,52 +40,78 @@ def rope_and_store(
             Or a ``QuantizedCache`` each.
     """
     num_rotated, half = num_heads + num_kv_heads, head_dim // 2
-    heads = qkv.view(-1, num_rotated + num_kv_heads, head_dim)
-    rotated = heads[:, :num_rotated]
+    heads = qkv.view(-1, num_rotated + num_kv_heads, 2, half)
+    rotated = heads.narrow(1, 0, num_rotated)
     wide = rotated.float()
     if q_norm is not None and k_norm is not None:
-        wide = wide * inverse_rms(wide, eps)
-        wide[:, :num_heads].mul_(q_norm)
-        wide[:, num_heads:].mul_(k_norm)
-    _rotate(wide.view(-1, num_rotated, 2, half), cos_sin.index_select(0, positions).view(-1, 1, 2, half))
+        wide = _normed(wide.flatten(2), q_norm, k_norm, eps, num_heads).view(wide.shape)
+    turned = _rotated(wide, cos_sin.index_select(0, positions).view(-1, 1, 2, half))
     if isinstance(k_cache, QuantizedCache) and k_cache.is_turned:
-        wide.copy_(hadamard(wide))
-    if wide is not rotated:
-        rotated.copy_(wide)
-    _store(heads[:, num_heads:], slot_mapping, k_cache, v_cache)
+        turned = hadamard(turned.flatten(2)).view(turned.shape)
+    rotated.copy_(turned)
+    _store(heads.narrow(1, num_heads, 2 * num_kv_heads), slot_mapping, k_cache, v_cache)
 
 
-def _rotate(heads: torch.Tensor, cos_sin: torch.Tensor) -> None:
-    """heads: [T, N, 2, D/2] fp32, in place; cos_sin: [T, 1, 2, D/2]."""
+def _normed(
+    heads: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor, eps: float, num_heads: int
+) -> torch.Tensor:
+    """RMSNorm of each head [T, N, D], the first ``num_heads`` of them queries."""
+    normed = heads * inverse_rms(heads, eps)
+    normed[:, :num_heads].mul_(q_norm)
+    normed[:, num_heads:].mul_(k_norm)
+    return normed
+
+
+def _rotated(heads: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """heads: [T, N, 2, D/2] fp32; cos_sin: [T, 1, 2, D/2]."""
+    turned = torch.mul(heads, cos_sin.narrow(2, 0, 1))
+    sin = cos_sin.select(2, 1)
     first, second = heads.unbind(2)
-    cos, sin = cos_sin.unbind(2)
-    first_sin = first * sin
-    first.mul_(cos).addcmul_(second, sin, value=-1.0)
-    second.mul_(cos).add_(first_sin)
+    turned_first, turned_second = turned.unbind(2)
+    turned_first.addcmul_(second, sin, value=-1.0)
+    turned_second.addcmul_(first, sin)
+    return turned
 
 
 def _store(keys_values: torch.Tensor, slot_mapping: torch.Tensor, k_cache: Cache, v_cache: Cache) -> None:
-    """keys_values: [T, 2K, D]."""
+    """keys_values: [T, 2K, 2, D/2]."""
     if isinstance(k_cache, QuantizedCache) and isinstance(v_cache, QuantizedCache):
         shift = k_cache.block_size.bit_length() - 1
         block, place = slot_mapping >> shift, slot_mapping & (k_cache.block_size - 1)
-        for cache, part in zip((k_cache, v_cache), keys_values.chunk(2, dim=1), strict=True):
+        for cache, part in zip((k_cache, v_cache), keys_values.flatten(2).chunk(2, dim=1), strict=True):
             cache.store(part, block, place)
         return
     assert isinstance(k_cache, torch.Tensor) and isinstance(v_cache, torch.Tensor)
+    num_kv_heads, block_size, head_dim = k_cache.shape[1:]
+    plane_size = block_size * head_dim
+    # V's planes follow K's, as in a KVCacheLayout: one copy, which halves the time of a small step
+    is_joint = v_cache.data_ptr() - k_cache.data_ptr() == num_kv_heads * plane_size * k_cache.element_size()
+    if is_joint and len(slot_mapping) == 1:
+        _store_one(keys_values, int(slot_mapping), k_cache)
+        return
+    keys_values = keys_values.flatten(2)
     if len(slot_mapping) and int(slot_mapping.min()) < 0:
         is_stored = slot_mapping >= 0
         keys_values, slot_mapping = keys_values[is_stored], slot_mapping[is_stored]
-    num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
     block, place = slot_mapping >> (block_size.bit_length() - 1), slot_mapping & (block_size - 1)
     keys_values = keys_values.to(k_cache.dtype)
-    plane_size = block_size * head_dim
-    if v_cache.data_ptr() - k_cache.data_ptr() == num_kv_heads * plane_size * k_cache.element_size():
-        # V's planes follow K's, as in a KVCacheLayout: one scatter, which halves the time of a small step.
-        strides = (k_cache.stride(0), head_dim, plane_size, 1)
-        both = torch.as_strided(k_cache, (num_blocks, block_size, 2 * num_kv_heads, head_dim), strides)
+    if is_joint:
+        shape = (len(k_cache), block_size, 2 * num_kv_heads, head_dim)
+        both = torch.as_strided(k_cache, shape, (k_cache.stride(0), head_dim, plane_size, 1))
         both.index_put_((block, place), keys_values)
     else:
         keys, values = keys_values.split(num_kv_heads, dim=1)
         k_cache.transpose(1, 2).index_put_((block, place), keys)
         v_cache.transpose(1, 2).index_put_((block, place), values)
+
+
+def _store_one(keys_values: torch.Tensor, slot: int, k_cache: torch.Tensor) -> None:
+    """One token's [1, 2K, 2, D/2] into its slot, V's planes following K's; without the indices that many need."""
+    if slot < 0:
+        return
+    block_size, head_dim = k_cache.shape[2:]
+    block, place = divmod(slot, block_size)
+    half, plane_size = head_dim // 2, block_size * head_dim
+    start = k_cache.storage_offset() + block * k_cache.stride(0) + place * head_dim
+    strides = (plane_size, plane_size, half, 1)
+    torch.as_strided(k_cache, keys_values.shape, strides, start).copy_(keys_values)
