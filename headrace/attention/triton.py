@@ -41,7 +41,9 @@ class TritonBackend:
             self._buffer = torch.zeros(self._buffer_size(limits), dtype=torch.int32, device=device)
 
     def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
-        work = build_triton_work_list(metadata, self._rows, self._split)
+        return self._upload(metadata, build_triton_work_list(metadata, self._rows, self._split))
+
+    def _upload(self, metadata: AttentionMetadata, work: TritonWorkList) -> AttentionPlan:
         num_partials = work.length("reduce_slots")
         size = layout.packed_size(
             work.length("query_rows"), work.length("item_request"), work.length("reduce_rows"), num_partials

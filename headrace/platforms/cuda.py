@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -36,6 +36,29 @@ def gpu_memory_bytes() -> int:
 def use_gpu(device: torch.device) -> None:
     """In a thread of its own: launch on this GPU, not the first."""
     torch.cuda.set_device(device)
+
+
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    """The GPU's, (9, 0) for Hopper."""
+    return torch.cuda.get_device_capability(device)
+
+
+@contextmanager
+def launching_on(device: torch.device, stream: torch.Stream) -> Iterator[None]:
+    """This thread launches on that stream of the GPU."""
+    assert isinstance(stream, torch.cuda.Stream)
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        yield
+
+
+def current_stream(device: torch.device) -> torch.Stream:
+    """The stream of the GPU that this thread launches on."""
+    return torch.cuda.current_stream(device)
+
+
+def new_stream(device: torch.device) -> torch.Stream:
+    """Another stream of the GPU."""
+    return torch.cuda.Stream(device)
 
 
 class CUDAPlatform:

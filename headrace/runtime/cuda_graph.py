@@ -99,7 +99,7 @@ class GraphedSteps:
         max_requests: the most requests of a step.
         sampling: a ``sampling`` module of ``headrace.kernels``.
         optimize: (a recorded forward, its number of tokens) -> a plan of fewer ops that gives the same.
-        capture: makes a graph.
+        capture: makes a graph; may_capture: whether now. A kind that waits runs op by op.
         picks: the model has a head, so that graphs of decodes pick tokens.
         link: to the neighbours of a pipeline's stage.
     """
@@ -116,6 +116,7 @@ class GraphedSteps:
         sampling: Any,
         optimize: Callable[[OpPlan, int], OpPlan],
         capture: Capture,
+        may_capture: Callable[[], bool] = lambda: True,
         picks: bool = True,
         link: Link | None = None,
     ) -> None:
@@ -126,6 +127,7 @@ class GraphedSteps:
         self._sampling = sampling
         self._optimize = optimize
         self._capture = capture
+        self._may_capture = may_capture
         self._picks = picks
         self._link = link
         self._buckets = [size for size in BUCKETS if size <= max_tokens]
@@ -188,7 +190,7 @@ class GraphedSteps:
             return self._outputs[kind]
         self._body(kind)  # also compiles the kernels of an optimized plan, which is not done under capture
         outputs = self._outputs[kind]
-        if kind in self._seen:
+        if kind in self._seen and self._may_capture():
             self._replays[kind] = self._capture(lambda: self._body(kind))
         self._seen.add(kind)
         return outputs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headrace.attention.base import AttentionBackend, AttentionShape, PlanLimits, create_backend
+from headrace.attention.base import AttentionShape, PlanLimits
 from headrace.checkpoint import ModelSource, load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
 from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
@@ -32,6 +32,7 @@ from headrace.parallel.fused_reduce import make_fused_reduce
 from headrace.parallel.world import World
 from headrace.platforms.base import current_platform
 from headrace.quant.precision import Precision
+from headrace.runtime.attention_library import AttentionPlanners, make_attention_library
 from headrace.runtime.cuda_graph import BUCKETS, Capture, CudaCapture, GraphedSteps
 from headrace.runtime.early_stage_runner import EarlyStageRunner, StepTokens
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for, stored_kv_type
@@ -109,6 +110,7 @@ class Worker:
         self._stages = Stages()
         self._memory = MemoryLedger(self._platform, cache)
         self._memory.planned["weights"] = dense_bytes(arch, self.dtype.itemsize) // world.size
+        self._planners = self._make_planners(device)
         self._load(progress)
         self._specs = kv_cache_specs_for(
             arch.layer_windows,
@@ -218,6 +220,7 @@ class Worker:
             pending = self._runner.sample_tokens(mask)
         ended = self._platform.new_event()
         ended.record()
+        self._planners.after_step()
         return TimedStep(pending, self._started, ended, self.is_asynchronous)
 
     def shutdown(self) -> None:
@@ -267,7 +270,7 @@ class Worker:
         runner = make_runner(
             model,
             kv_cache,
-            [self._attention_backend() for _ in self._specs],
+            [self._planners.make() for _ in self._specs],
             max_num_seqs=self._scheduler.max_seats,
             max_model_len=self.max_model_len,
             vocab_size=arch.vocab_size,
@@ -278,10 +281,21 @@ class Worker:
             runner.small_steps = self._graphed_steps(self._model, runner.states)
         return runner
 
-    def _attention_backend(self, limits: PlanLimits | None = None) -> AttentionBackend:
-        """A planner for one KV group."""
+    def _make_planners(self, config: DeviceConfig) -> AttentionPlanners:
         shape = AttentionShape(self._num_heads, self._num_kv_heads, self._arch.head_dim)
-        return create_backend(self._attention, shape, self._device, limits)
+        with self._memory.watching("activations"):
+            library = make_attention_library(
+                config.attention_library,
+                self._arch,
+                shape,
+                kernels=self._attention,
+                device=self._device,
+                dtype=self.dtype,
+                kv_dtype=self.kv_dtype,
+                block_size=self._cache.block_size,
+                max_tokens=min(self._scheduler.max_step_tokens, self.max_model_len),
+            )
+        return AttentionPlanners(self._attention, shape, self._device, self._world.size, library)
 
     def _graphed_steps(self, model: CausalLM, states: RequestStates) -> GraphedSteps:
         """Small steps as CUDA graphs, over buffers that will not move again."""
@@ -295,12 +309,13 @@ class Worker:
             model,
             states,
             self._specs,
-            [self._attention_backend(limits) for _ in self._specs],
+            [self._planners.make(limits) for _ in self._specs],
             max_tokens=limits.max_tokens,
             max_requests=max_num_seqs,
             sampling=load_kernels("sampling", self._device, self._kernels),
             optimize=self._fuse,
             capture=self._booked(CudaCapture()),
+            may_capture=self._planners.may_capture,
             picks=self._world.stage.is_last,
             link=self._world.link,
         )
@@ -366,11 +381,14 @@ class Worker:
         runner.execute_model(output)
         runner.sample_tokens().finish()
         platform.synchronize()
-        step_bytes = platform.peak_memory_bytes() - before
+        step_bytes = platform.peak_memory_bytes() - before + self._planners.transient_bytes
         del runner
         in_use = total - platform.available_memory_bytes()
         graph_bytes = GRAPH_BYTES * sum(size <= self._max_graph_tokens for size in BUCKETS)
-        self._memory.planned |= {"activations": step_bytes, "graphs": graph_bytes}
+        self._memory.planned |= {
+            "activations": step_bytes + self._planners.held_bytes,
+            "graphs": graph_bytes,
+        }
         return int(total * self._cache.gpu_memory_utilization) - in_use - step_bytes - graph_bytes
 
 

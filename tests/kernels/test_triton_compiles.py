@@ -33,10 +33,11 @@ def test_kernels_compile() -> None:
 
 
 @pytest.mark.slow
-def test_quantized_caches_compile() -> None:
+@pytest.mark.parametrize(("program", "count"), [("compile_quantized.py", 3 * 4), ("compile_library.py", 3)])
+def test_programs_that_compile(program: str, count: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks/kernels")])
-    command = [sys.executable, "tests/kernels/compile_quantized.py"]
+    command = [sys.executable, f"tests/kernels/{program}"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("compiled") == 3 * 4
+    assert done.stdout.count("compiled") == count

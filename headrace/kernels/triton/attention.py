@@ -20,6 +20,7 @@ from headrace.kernels.triton.attention_kernels import (
 from headrace.kernels.triton.attention_tiles import LaunchShape, long_launch, short_launch
 from headrace.kernels.triton.attention_work import AttentionWork, PackedWork, TileRows, pack_plan
 from headrace.kernels.triton.launch import launch_options, num_multiprocessors
+from headrace.kernels.triton.library_attention import LIBRARY_KEY
 from headrace.kernels.triton.quantized_cache import PAIRED_KINDS, cache_arguments, cache_geometry
 
 WORK_KEY = "triton"
@@ -52,6 +53,8 @@ def attention(
     for codes in (k_codes, v_codes):
         assert codes.stride()[2:] == (codes.shape[3], 1) and codes.stride(0) == k_codes.stride(0)
         assert k_kind or codes.stride(1) == block_size * head_dim
+    if LIBRARY_KEY in plan.derived:
+        plan.derived[LIBRARY_KEY].run(qkv, k_codes, v_codes, plan.block_table, out, scale)
     work = plan.derived.get(WORK_KEY)
     if work is None:
         work = plan.derived[WORK_KEY] = pack_plan(plan, num_heads // num_kv_heads)

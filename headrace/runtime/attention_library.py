@@ -1,0 +1,173 @@
+"""AttentionPlanners: the planners of one rank's layers, and the library that they may leave long prompt chunks to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from headrace.attention.base import AttentionBackend, AttentionShape, PlanLimits, create_backend
+from headrace.checkpoint import ModelArchitecture
+from headrace.errors import ConfigError
+from headrace.kernels.quantized_cache import KVFormats
+from headrace.platforms.cuda import compute_capability
+
+if TYPE_CHECKING:
+    from headrace.kernels.triton.library_attention import AttentionLibrary
+
+_MAX_HEAD_DIM = 128
+_LEAST_CAPABILITY = (8, 0)
+_MEASURED_CAPABILITY = (9, 0)
+_LEAST_CUDNN = 90000
+
+
+class AttentionPlanners:
+    """Makes planners, and keeps the library's preparing apart from graphs.
+
+    Args:
+        kernels: the kind that computes attention.
+        shape: heads of one rank's layers; device: where they run.
+        num_ranks: of the engine.
+        library: for steps that run op by op; see ``make_attention_library``.
+    """
+
+    def __init__(
+        self,
+        kernels: str,
+        shape: AttentionShape,
+        device: torch.device,
+        num_ranks: int = 1,
+        library: AttentionLibrary | None = None,
+    ) -> None:
+        self._kernels, self._shape, self._device = kernels, shape, device
+        self._num_ranks = num_ranks
+        self._library = library
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the library holds all the time."""
+        return 0 if self._library is None else self._library.held_bytes
+
+    @property
+    def transient_bytes(self) -> int:
+        """Memory that it needs besides, at most, while it computes a layer."""
+        return 0 if self._library is None else self._library.transient_bytes
+
+    def make(self, limits: PlanLimits | None = None) -> AttentionBackend:
+        """A planner for one KV group. With ``limits`` its plans are for graphs, which the library stays out of."""
+        if self._library is not None and limits is None:
+            from headrace.attention.library import LibraryBackend
+
+            return LibraryBackend(self._shape, self._library)
+        return create_backend(self._kernels, self._shape, self._device, limits)
+
+    def after_step(self) -> None:
+        """A step is queued on the device: the time to prepare what its plans missed of the library."""
+        if self._library is not None:
+            self._library.thread.prepare()
+
+    def may_capture(self) -> bool:
+        """Whether no other thread launches now. Ranks prepare at their own speed, but capture in the same step: they
+        wait."""
+        if self._library is None:
+            return True
+        if self._num_ranks > 1:
+            self._library.thread.wait()
+        return self._library.thread.is_idle
+
+
+def make_attention_library(
+    setting: Literal["auto", "off", "cudnn"],
+    arch: ModelArchitecture,
+    shape: AttentionShape,
+    *,
+    kernels: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | KVFormats,
+    block_size: int,
+    max_tokens: int,
+) -> AttentionLibrary | None:
+    """The library for one rank's layers; None: the engine's own kernels compute everything.
+
+    Args:
+        setting: ``attention_library``. "auto" takes it where it is known to be faster: compute capability 9 and up.
+        shape: heads of one rank's layers.
+        kernels: the kind that computes attention ("triton").
+        dtype, kv_dtype: of computing, and of what the cache holds.
+        max_tokens: of a step.
+
+    Raises:
+        ConfigError: it is asked for by name, and the machine or the model does not suit it.
+    """
+    if setting == "off":
+        return None
+    missing = why_not_device(kernels, device) or why_not_model(arch, dtype, kv_dtype)
+    if setting == "cudnn" and missing is not None:
+        raise ConfigError(f"attention_library='cudnn' {missing}; set attention_library to 'auto' or 'off'")
+    if missing is not None or (setting == "auto" and not _is_measured(device)):
+        return None
+    from headrace.attention.library import LibraryRule
+    from headrace.kernels.triton.library_attention import AttentionLibrary
+
+    rule = LibraryRule()
+    if max_tokens < rule.min_rows:
+        return None
+    return AttentionLibrary(
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        block_size,
+        dtype,
+        device,
+        max_rows=rule.max_rows(max_tokens),
+        max_piece=rule.max_piece,
+    )
+
+
+def why_not_device(kernels: str, device: torch.device) -> str | None:
+    """What the machine lacks, as the end of a sentence."""
+    if device.type != "cuda":
+        return f"needs an NVIDIA GPU, but the device is {device.type!r}"
+    if kernels != "triton":
+        return f"works beside the Triton kernels, but kernels is {kernels!r}"
+    if not hasattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention"):
+        return f"needs a torch that has attention by cuDNN, but torch {torch.__version__} has none"
+    if not torch.backends.cudnn.is_available():
+        return f"needs cuDNN, but torch {torch.__version__} finds none"
+    version = torch.backends.cudnn.version() or 0
+    if version < _LEAST_CUDNN:
+        return f"needs cuDNN 9, but torch {torch.__version__} has version {version}"
+    capability = compute_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        return f"needs compute capability 8.0, but this GPU has {capability[0]}.{capability[1]}"
+    return None
+
+
+def why_not_model(
+    arch: ModelArchitecture, dtype: torch.dtype, kv_dtype: torch.dtype | KVFormats
+) -> str | None:
+    """What in the model or its cache does not suit dense attention of 16-bit numbers, as the end of a sentence."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"needs bfloat16 or float16, but dtype is {_name(dtype)}"
+    if not isinstance(kv_dtype, torch.dtype):
+        return "needs a KV cache that is not quantized (kv_cache_dtype 'auto')"
+    if kv_dtype != dtype:
+        return f"needs a KV cache of its own type, but dtype is {_name(dtype)} and kv_cache_dtype {_name(kv_dtype)}"
+    if arch.head_dim > _MAX_HEAD_DIM or arch.head_dim % 8:
+        return (
+            f"needs heads of at most {_MAX_HEAD_DIM} numbers, a multiple of 8, but they have {arch.head_dim}"
+        )
+    if arch.attn_logit_softcap is not None:
+        return "does not cap scores, as this model does"
+    if all(window is not None for window in arch.layer_windows):
+        return "does not serve attention windows, and every layer of this model has one"
+    return None
+
+
+def _is_measured(device: torch.device) -> bool:
+    return compute_capability(device) >= _MEASURED_CAPABILITY
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

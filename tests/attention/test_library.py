@@ -1,0 +1,270 @@
+"""Long prompt chunks through a library: the rule, the plan, and results against dense float64 attention."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from headrace.attention.base import AttentionShape
+from headrace.attention.library import LibraryBackend, LibraryRule
+from headrace.attention.metadata import AttentionPlan
+from headrace.attention.triton import TritonBackend
+from headrace.kernels.triton.attention import attention
+from headrace.kernels.triton.library_attention import LIBRARY_KEY, AttentionLibrary, cudnn_attend
+from tests.kernels.paged_step import PagedStep, make_step
+from tests.kernels.triton_setup import DEVICE, max_error, relative_error
+
+SMALL = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=16)
+RULE = LibraryRule(min_rows=16, unit=8, max_piece=32, max_padding=2.5)
+MAX_TOKENS = 64
+
+
+class PlainTorch:
+    """What cuDNN does, in float; remembers the lengths and the threads of its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int, bool]] = []
+        self.strides: dict[tuple[int, int, bool], tuple[Any, ...]] = {}
+        self.threads: set[int] = set()
+        self.error: Exception | None = None
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.error is not None:
+            raise self.error
+        lengths = (q.shape[2], k.shape[2], is_causal)
+        strides = (q.stride(), k.stride(), v.stride())
+        assert self.strides.setdefault(lengths, strides) == strides, "the library would make another plan"
+        self.calls.append(lengths)
+        self.threads.add(threading.get_ident())
+        group = q.shape[1] // k.shape[1]
+        scores = q.float() @ k.float().repeat_interleave(group, 1).transpose(2, 3) * scale
+        if is_causal:
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+        result = scores.softmax(-1) @ v.float().repeat_interleave(group, 1)
+        in_rows = result.to(q.dtype).transpose(1, 2).contiguous()
+        return in_rows.transpose(1, 2), scores.logsumexp(-1)[0].contiguous()
+
+
+def make_backend(
+    attend: PlainTorch,
+    shape: AttentionShape = SMALL,
+    dtype: torch.dtype = torch.float32,
+    rule: LibraryRule = RULE,
+    block_size: int = 16,
+) -> LibraryBackend:
+    heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim, block_size)
+    rows = rule.max_rows(MAX_TOKENS)
+    library = AttentionLibrary(*heads, dtype, DEVICE, max_rows=rows, max_piece=rule.max_piece, attend=attend)
+    return LibraryBackend(shape, library, rule)
+
+
+def plan_ready(backend: LibraryBackend, step: PagedStep) -> AttentionPlan:
+    """The plan of a step whose lengths the library has met."""
+    first = backend.plan(step.metadata)
+    assert LIBRARY_KEY not in first.derived, "what was never met is not ready"
+    backend._library.thread.prepare()
+    backend._library.thread.wait()
+    return backend.plan(step.metadata)
+
+
+def run(step: PagedStep, plan: AttentionPlan) -> torch.Tensor:
+    shape = step.shape
+    out = torch.full((len(step.qkv), shape.num_heads * shape.head_dim), torch.nan, dtype=step.qkv.dtype)
+    out = out.to(DEVICE)
+    heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    attention(step.qkv, step.k_cache, step.v_cache, plan, out, *heads, step.scale, step.soft_cap)
+    return out
+
+
+def stored(step: PagedStep) -> PagedStep:
+    """The step with the chunks' keys and values in qkv too, as ``rope_and_store`` leaves them."""
+    shape, data = step.shape, step.metadata
+    heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    for request, context in enumerate(data.context_lens.tolist()):
+        start, stop = data.query_starts[request : request + 2].tolist()
+        key = torch.arange(context - (stop - start), context, device=DEVICE)
+        block = data.block_table[request, key // data.block_size].long()
+        for first, cache in ((heads, step.k_cache), (heads + kv_heads, step.v_cache)):
+            rows = cache[block, :, key % data.block_size].flatten(1)
+            step.qkv[start:stop, first * dim : (first + kv_heads) * dim] = rows
+    return step
+
+
+def check(
+    query_lens: Sequence[int], context_lens: Sequence[int], num_spans: int, **options: Any
+) -> PlainTorch:
+    shape, dtype = options.pop("shape", SMALL), options.pop("dtype", torch.float32)
+    step = stored(make_step(query_lens, context_lens, shape, DEVICE, dtype, **options))
+    attend = PlainTorch()
+    backend = make_backend(attend, shape, dtype, block_size=options.get("block_size", 16))
+    plan = plan_ready(backend, step)
+    assert len(plan.derived[LIBRARY_KEY].spans) == num_spans
+    assert plan.num_tokens == sum(query_lens)
+    attend.calls.clear()
+    assert relative_error(run(step, plan), step.oracle()) < max_error(dtype)
+    return attend
+
+
+def test_a_chunk_without_context_is_a_square_in_place() -> None:
+    attend = check([32], [32], 1)
+    assert attend.calls == [(32, 32, True)]
+
+
+def test_a_chunk_is_padded() -> None:
+    assert check([29], [29], 1).calls == [(32, 32, True)]
+
+
+@pytest.mark.parametrize("cached", [8, 13, 32, 32 + 16 + 8 + 5, 4 * 32 + 7, 6 * 32 + 31])
+def test_context_in_pieces_and_what_is_left_of_it_in_front(cached: int) -> None:
+    attend = check([24], [24 + cached], 1)
+    assert sum(keys for _, keys, is_causal in attend.calls if not is_causal) == cached // 8 * 8
+    assert {rows for rows, _, is_causal in attend.calls if not is_causal} <= {24}
+
+
+def test_one_step_with_all_kinds_of_requests() -> None:
+    attend = check([1, 20, 7, 0, 24, 3], [50, 20, 90, 5, 24 + 45, 3], 2, seed=3)
+    assert len(attend.threads) == 1 and threading.get_ident() not in attend.threads
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+def test_block_sizes(block_size: int) -> None:
+    check([24, 1], [24 + 77, 40], 1, block_size=block_size)
+
+
+@pytest.mark.parametrize("shape", [AttentionShape(9, 3, 24), AttentionShape(20, 4, 40)], ids=str)
+def test_heads_and_dims_of_any_number(shape: AttentionShape) -> None:
+    check([20], [20 + 45], 1, shape=shape)
+
+
+def test_half_precision() -> None:
+    check([20], [20 + 4 * 32 + 45], 1, dtype=torch.float16)
+
+
+def test_what_is_behind_a_chunk_or_was_there_before_does_not_touch_it() -> None:
+    """Rows of another request, NaN, stand behind the chunk; the shared memory holds NaN from the call before."""
+    step = stored(make_step([20, 20], [20 + 13, 20], SMALL, DEVICE, torch.float32))
+    step.qkv[20:] = torch.nan
+    attend = PlainTorch()
+    backend = make_backend(attend)
+    plan = plan_ready(backend, step)
+    backend._library._staged.fill_(torch.nan)
+    backend._library._piece.fill_(torch.nan)
+    for _ in range(2):
+        out = run(step, plan)
+        assert relative_error(out[:20], step.oracle()[:20]) < max_error(torch.float32)
+
+
+def test_rows_that_are_wider_than_the_library_s() -> None:
+    step = stored(make_step([32], [32 + 8], SMALL, DEVICE, torch.float32))
+    wide = torch.full((32, step.qkv.shape[1] + 8), torch.nan, device=DEVICE)
+    wide[:, : step.qkv.shape[1]] = step.qkv
+    plan = plan_ready(make_backend(PlainTorch()), step)
+    expected = step.oracle()
+    step.qkv = wide[:, : step.qkv.shape[1]]
+    assert relative_error(run(step, plan), expected) < max_error(torch.float32)
+
+
+def test_who_stays_with_the_paged_kernels() -> None:
+    """Short chunks, windows, requests that share a prefix, and those that would be padded too much."""
+    for query_lens, context_lens, options in (
+        ([15], [80], {}),
+        ([24], [80], {"window": 40}),
+        ([17, 20], [64 + 17, 64 + 20], {"prefixes": [([0, 1], 4)]}),
+    ):
+        step = make_step(query_lens, context_lens, SMALL, DEVICE, torch.float32, **options)
+        backend = make_backend(PlainTorch())
+        assert not backend._spans(step.metadata) and not backend._library.thread._wanted
+        assert relative_error(run(step, backend.plan(step.metadata)), step.oracle()) < 1e-5
+
+
+def test_the_rule_in_tokens() -> None:
+    rule = LibraryRule()
+    assert rule.span(0, 0, 2047, 0) is None
+    assert rule.span(0, 0, 2049, 0) is None, "3,072 rows are too many for 2,049"
+    first = rule.span(0, 0, 8192, 0)
+    assert first is not None and first.is_in_place and not first.pieces
+    later = rule.span(3, 100, 8192, 21808)
+    assert later is not None
+    assert later.pieces == (16384, 4096, 1024) and later.num_front == 304
+    assert (later.num_square, later.num_padded) == (9216, 8192)
+    rng = np.random.default_rng(0)
+    for num_rows, cached in rng.integers((2048, 0), (8193, 100_000), (300, 2)).tolist():
+        span = rule.span(0, 0, num_rows, cached)
+        if span is not None:
+            assert (
+                sum(span.pieces) + span.num_front == cached and span.num_square >= span.num_front + num_rows
+            )
+            rows = max(span.num_square, span.num_front + span.num_padded)
+            assert span.num_padded >= num_rows and rows <= rule.max_rows(8192)
+            assert max((pair.num_keys for pair in span.lengths()[1:]), default=0) <= rule.max_piece
+
+
+def test_while_plans_are_made_the_paged_kernels_serve_all() -> None:
+    known = make_step([32], [32], SMALL, DEVICE, torch.float32)
+    other = make_step([40], [40], SMALL, DEVICE, torch.float32)
+    attend = PlainTorch()
+    backend = make_backend(attend)
+    thread = backend._library.thread
+    assert LIBRARY_KEY in plan_ready(backend, known).derived
+    let_go = threading.Event()
+    make_ready, thread._make_ready = (
+        thread._make_ready,
+        lambda lengths: (let_go.wait(10), make_ready(lengths)),
+    )
+    backend.plan(other.metadata)
+    assert thread.is_idle, "nothing begins before it is told to"
+    thread.prepare()
+    assert not thread.is_idle
+    assert LIBRARY_KEY not in backend.plan(known.metadata).derived
+    let_go.set()
+    thread.wait()
+    for step in (known, other):
+        assert LIBRARY_KEY in backend.plan(step.metadata).derived
+
+
+def test_a_library_that_fails_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    step = make_step([32], [32], SMALL, DEVICE, torch.float32)
+    attend = PlainTorch()
+    attend.error = RuntimeError("no such engine")
+    backend = make_backend(attend)
+    assert LIBRARY_KEY not in plan_ready(backend, step).derived
+    assert "own kernels serve all" in caplog.text
+    attend.error = None
+    backend._library.thread.prepare()
+    assert LIBRARY_KEY not in backend.plan(step.metadata).derived
+
+
+def test_an_error_of_a_call_reaches_the_step() -> None:
+    step = make_step([32], [32], SMALL, DEVICE, torch.float32)
+    attend = PlainTorch()
+    plan = plan_ready(make_backend(attend), step)
+    attend.error = torch.OutOfMemoryError("out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        run(step, plan)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "lens", [(4096, 0), (3000, 0), (2048, 5000), (2900, 3 * 16384 + 8192 + 2048 + 77)], ids=str
+)
+def test_cudnn(lens: tuple[int, int]) -> None:
+    shape, rule = AttentionShape(32, 8, 128), LibraryRule()
+    step = stored(make_step([1, lens[0]], [300, sum(lens)], shape, DEVICE, torch.bfloat16, num_layers=1))
+    heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim, 16)
+    rows = rule.max_rows(4096)
+    library = AttentionLibrary(
+        *heads, torch.bfloat16, DEVICE, max_rows=rows, max_piece=rule.max_piece, attend=cudnn_attend
+    )
+    plan = plan_ready(LibraryBackend(shape, library, rule), step)
+    assert len(plan.derived[LIBRARY_KEY].spans) == 1
+    expected = run(step, TritonBackend(shape, DEVICE).plan(step.metadata))
+    assert relative_error(run(step, plan), expected) < 2 * max_error(torch.bfloat16)

@@ -1,0 +1,156 @@
+"""The setting attention_library: what it refuses, what it chooses, and graphs that wait."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace import LLM, SamplingParams
+from headrace.attention.base import AttentionShape
+from headrace.checkpoint import load_architecture, resolve_model
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.kernels.quantized_cache import KV_FORMATS
+from headrace.runtime import attention_library
+from headrace.runtime.attention_library import AttentionPlanners, make_attention_library, why_not_device
+from tests.e2e.tiny_models import make_model
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def arch(tmp_path: Path) -> Any:
+    make_model("llama", tmp_path)
+    return load_architecture(resolve_model(str(tmp_path)))
+
+
+def make(setting: Any, arch: Any, **changes: Any) -> Any:
+    options: dict[str, Any] = {
+        "kernels": "triton",
+        "device": torch.device("cpu"),
+        "dtype": torch.bfloat16,
+        "kv_dtype": torch.bfloat16,
+        "block_size": 16,
+        "max_tokens": 2048,
+    }
+    shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
+    return make_attention_library(setting, arch, shape, **(options | changes))
+
+
+def test_the_machine_must_suit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thing that may be missing, in turn, is named."""
+    assert "needs an NVIDIA GPU, but the device is 'cpu'" in (
+        why_not_device("triton", torch.device("cpu")) or ""
+    )
+    assert "kernels is 'reference'" in (why_not_device("reference", CUDA) or "")
+    found: dict[str, Any] = {"is_available": False, "version": 8907, "capability": (7, 5)}
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: found["is_available"])
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: found["version"])
+    monkeypatch.setattr(attention_library, "compute_capability", lambda device: found["capability"])
+    for message, mended in (
+        ("needs cuDNN, but torch", {"is_available": True}),
+        ("needs cuDNN 9, but torch", {"version": 91000}),
+        ("needs compute capability 8.0, but this GPU has 7.5", {"capability": (8, 0)}),
+    ):
+        assert message in (why_not_device("triton", CUDA) or "")
+        found |= mended
+    assert why_not_device("triton", CUDA) is None
+
+
+def test_asking_for_it_where_it_cannot_be_is_refused(arch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"NVIDIA GPU.*set attention_library to 'auto' or 'off'"):
+        make("cudnn", arch)
+    assert make("auto", arch) is None and make("off", arch) is None
+    monkeypatch.setattr(attention_library, "why_not_device", lambda kernels, device: None)
+    for changes, message in (
+        ({"dtype": torch.float32}, "dtype is float32"),
+        ({"kv_dtype": KV_FORMATS["int8"]}, r"not quantized \(kv_cache_dtype 'auto'\)"),
+        ({"kv_dtype": torch.float16}, "dtype is bfloat16 and kv_cache_dtype float16"),
+        ({"arch": dataclasses.replace(arch, head_dim=256)}, "at most 128 numbers.*they have 256"),
+        ({"arch": dataclasses.replace(arch, attn_logit_softcap=30.0)}, "does not cap scores"),
+        ({"arch": dataclasses.replace(arch, layer_windows=(20, 20, 20))}, "every layer of this model"),
+    ):
+        rest: dict[str, Any] = dict(changes)
+        changed = rest.pop("arch", arch)
+        with pytest.raises(ConfigError, match=message):
+            make("cudnn", changed, **rest)
+        assert make("auto", changed, **rest) is None
+
+
+def test_it_is_chosen_where_it_was_measured(arch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    capability = (9, 0)
+    monkeypatch.setattr(attention_library, "why_not_device", lambda kernels, device: None)
+    monkeypatch.setattr(attention_library, "compute_capability", lambda device: capability)
+    assert make("auto", arch) is not None and make("off", arch) is None
+    assert make("auto", arch, max_tokens=1024) is None, "no step holds a chunk that is long enough"
+    capability = (8, 0)
+    assert make("auto", arch) is None and make("cudnn", arch) is not None
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_graphs_wait_for_preparing(arch: Any, monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> None:
+    """One rank puts its graphs off; several wait, so that they capture in the same step."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(attention_library, "why_not_device", lambda kernels, device: None)
+    library = make("cudnn", arch)
+    shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
+    planners = AttentionPlanners("triton", shape, torch.device("cpu"), num_ranks, library)
+    assert planners.may_capture()
+    waited = []
+
+    class Busy:
+        is_idle = False
+
+        def wait(self) -> None:
+            waited.append(True)
+            self.is_idle = True
+
+    library.thread = Busy()
+    assert planners.may_capture() == (num_ranks > 1) == bool(waited)
+
+
+def test_a_cpu_takes_none(tmp_path: Path) -> None:
+    make_model("llama", tmp_path)
+    assert EngineConfig.from_options(attention_library="off").device.attention_library == "off"
+    with pytest.raises(ConfigError, match="attention_library='cudnn' needs an NVIDIA GPU"):
+        LLM(str(tmp_path), skip_tokenizer_init=True, attention_library="cudnn", device="cpu")
+
+
+@pytest.mark.gpu
+def test_long_prompts_give_the_same_log_probabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.kernels.triton.library_attention import AttentionLibrary
+
+    make_model("llama", tmp_path, head_dim=64, max_position_embeddings=16384)
+    spans: list[Any] = []
+    attend_span = AttentionLibrary.attend_span
+
+    def counted(self: AttentionLibrary, span: Any, *arguments: Any) -> None:
+        spans.append(span)
+        attend_span(self, span, *arguments)
+
+    monkeypatch.setattr(AttentionLibrary, "attend_span", counted)
+    prompts = [{"prompt_token_ids": [(7 * i + 3 * seed) % 150 + 3 for i in range(7000)]} for seed in range(6)]
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    found = []
+    for setting in ("off", "cudnn"):
+        with LLM(
+            str(tmp_path),
+            dtype="bfloat16",
+            skip_tokenizer_init=True,
+            attention_library=setting,
+            max_num_batched_tokens=3072,
+            max_model_len=8192,
+        ) as llm:
+            outputs = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
+        assert bool(spans) == (setting == "cudnn")
+        rows = [entry for output in outputs for entry in output.prompt_logprobs[1:]]
+        found.append(torch.tensor([next(iter(entry.values())).logprob for entry in rows]))
+    assert {bool(span.pieces) for span in spans} == {True, False}
+    assert float((found[0] - found[1]).abs().mean()) < 0.02
