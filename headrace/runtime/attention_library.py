@@ -66,6 +66,11 @@ class AttentionPlanners:
         if self._library is not None:
             self._library.thread.prepare()
 
+    def after_sizing(self) -> None:
+        """The steps until now were none of a user's: nothing is prepared for them."""
+        if self._library is not None:
+            self._library.thread.forget()
+
     def may_capture(self) -> bool:
         """Whether no other thread launches now. Ranks prepare at their own speed, but capture in the same step: they
         wait."""

@@ -381,6 +381,7 @@ class Worker:
         runner.execute_model(output)
         runner.sample_tokens().finish()
         platform.synchronize()
+        self._planners.after_sizing()
         step_bytes = platform.peak_memory_bytes() - before + self._planners.transient_bytes
         del runner
         in_use = total - platform.available_memory_bytes()

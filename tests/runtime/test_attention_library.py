@@ -6,11 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from headrace import LLM, SamplingParams
 from headrace.attention.base import AttentionShape
+from headrace.attention.metadata import AttentionMetadata
 from headrace.checkpoint import load_architecture, resolve_model
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
@@ -90,6 +92,29 @@ def test_it_is_chosen_where_it_was_measured(arch: Any, monkeypatch: pytest.Monke
     assert make("auto", arch, max_tokens=1024) is None, "no step holds a chunk that is long enough"
     capability = (8, 0)
     assert make("auto", arch) is None and make("cudnn", arch) is not None
+
+
+def test_a_step_that_measured_memory_prepares_nothing(arch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(attention_library, "why_not_device", lambda kernels, device: None)
+    library = make("cudnn", arch)
+    shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
+    planners = AttentionPlanners("triton", shape, torch.device("cpu"), 1, library)
+    prepared = []
+    library.thread._make_ready = prepared.append
+    metadata = AttentionMetadata(
+        np.array([0, 2048], np.int32),
+        np.array([2048], np.int32),
+        torch.zeros((1, 128), dtype=torch.int32),
+        16,
+    )
+    for is_sizing in (True, False):
+        planners.make().plan(metadata)
+        if is_sizing:
+            planners.after_sizing()
+        planners.after_step()
+        library.thread.wait()
+        assert bool(prepared) != is_sizing
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -75,6 +75,10 @@ class LibraryThread:
             wanted, self._wanted = list(self._wanted), {}
             self._preparing = self._pool.submit(self._prepare, wanted)
 
+    def forget(self) -> None:
+        """What was missing until now is not wanted."""
+        self._wanted = {}
+
     def run(self, body: Callable[[], None]) -> None:
         """Run ``body``, which calls the library, on the caller's stream; returns when it has. Raises what it raises."""
         stream = current_stream(self._device) if self._device.type == "cuda" else None
