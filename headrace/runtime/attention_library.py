@@ -71,6 +71,12 @@ class AttentionPlanners:
         if self._library is not None:
             self._library.thread.forget()
 
+    def close(self) -> None:
+        """Let go of the library; no step follows."""
+        if self._library is not None:
+            self._library.thread.close()
+            self._library = None
+
     def may_capture(self) -> bool:
         """Whether no other thread launches now. Ranks prepare at their own speed, but capture in the same step: they
         wait."""

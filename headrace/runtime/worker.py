@@ -226,6 +226,7 @@ class Worker:
     def shutdown(self) -> None:
         """Let go of the model and the KV memory."""
         self._runner = self._model = None
+        self._planners.close()
 
     def _load_model(self, config: ModelConfig, source: ModelSource, progress: Progress | None) -> CausalLM:
         weights = open_weights(

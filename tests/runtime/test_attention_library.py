@@ -15,10 +15,13 @@ from headrace.attention.base import AttentionShape
 from headrace.attention.metadata import AttentionMetadata
 from headrace.checkpoint import load_architecture, resolve_model
 from headrace.config import EngineConfig
+from headrace.core.output import EngineCoreRequest
+from headrace.engine.assemble import build_engine_core
 from headrace.errors import ConfigError
 from headrace.kernels.quantized_cache import KV_FORMATS
-from headrace.runtime import attention_library
+from headrace.runtime import attention_library, worker
 from headrace.runtime.attention_library import AttentionPlanners, make_attention_library, why_not_device
+from tests.attention.plain_library import PlainTorch
 from tests.e2e.tiny_models import make_model
 
 CUDA = torch.device("cuda", 0)
@@ -144,6 +147,76 @@ def test_a_cpu_takes_none(tmp_path: Path) -> None:
     assert EngineConfig.from_options(attention_library="off").device.attention_library == "off"
     with pytest.raises(ConfigError, match="attention_library='cudnn' needs an NVIDIA GPU"):
         LLM(str(tmp_path), skip_tokenizer_init=True, attention_library="cudnn", device="cpu")
+
+
+def answers(folder: Path) -> tuple[list[list[int]], Any]:
+    """Greedy tokens of prompts of several chunks, one after another; the worker's library."""
+    config = EngineConfig.from_options(
+        model=str(folder),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_num_seqs=4,
+        max_num_batched_tokens=24,
+        num_kv_blocks=40,
+        max_model_len=128,
+        enable_prefix_caching=False,
+        kernels="reference",
+    )
+    core = build_engine_core(config)
+    planners = core.executor._worker._planners  # type: ignore[attr-defined]
+    library = planners._library
+    found = []
+    for number in range(3):
+        ids = [(7 * number + place) % 90 + 3 for place in range(53)]
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        core.add_request(EngineCoreRequest(f"r{number}", ids, params, 3))
+        tokens: list[int] = []
+        while core.has_work():
+            for item in core.step():
+                tokens += item.new_token_ids
+            if library is not None:
+                library.thread.wait()
+        found.append(tokens)
+    core.shutdown()
+    assert planners._library is None
+    return found, library
+
+
+def test_an_engine_prepares_after_its_steps_and_gives_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU: the Triton kernels interpreted, the library plain torch, few tokens long chunks."""
+    pytest.importorskip("triton")
+    from headrace.attention import library as planning
+    from headrace.kernels.reference import attention as reference
+    from headrace.kernels.triton.attention import attention
+    from headrace.kernels.triton.library_attention import AttentionLibrary
+
+    make_model("llama", tmp_path)
+    expected, library = answers(tmp_path)
+    assert library is None
+    rule = planning.LibraryRule(min_rows=16, unit=8, max_piece=16)
+    attend = PlainTorch()
+
+    def small(setting: str, arch: Any, shape: AttentionShape, **options: Any) -> AttentionLibrary:
+        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim, options["block_size"])
+        rows = rule.max_rows(options["max_tokens"])
+        return AttentionLibrary(
+            *heads, torch.float32, torch.device("cpu"), max_rows=rows, max_piece=16, attend=attend
+        )
+
+    monkeypatch.setattr(worker, "make_attention_library", small)
+    monkeypatch.setattr(planning, "LibraryRule", lambda: rule)
+    monkeypatch.setattr(reference, "attention", attention)
+    found, library = answers(tmp_path)
+    assert found == expected
+    wanted = {(24, 24, True), (24, 16, False), (24, 8, False)}
+    assert set(attend.calls) == wanted, (
+        "chunks of 24 after 0 and 24; 5 rows after 48 stay with the paged kernels"
+    )
+    num_layers, num_served = 3, 2  # the first prompt's chunks were computed before their plans were made
+    assert attend.calls.count((24, 24, True)) == 1 + 2 * num_layers * num_served
+    assert attend.calls.count((24, 16, False)) == 1 + num_layers * num_served
 
 
 @pytest.mark.gpu

@@ -75,6 +75,10 @@ class LibraryThread:
             wanted, self._wanted = list(self._wanted), {}
             self._preparing = self._pool.submit(self._prepare, wanted)
 
+    def close(self) -> None:
+        """End the thread, after what it is at: nothing may launch while a process lets go of its device."""
+        self._pool.shutdown(wait=True)
+
     def forget(self) -> None:
         """What was missing until now is not wanted."""
         self._wanted = {}
