@@ -1,15 +1,15 @@
 """Attention of decodes with a shared beginning, read once (cascade) and read by each request, a layer.
 
     python benchmarks/kernels/bench_cascade.py                      # the target's rows, with variants of the kernels
-    python benchmarks/kernels/bench_cascade.py --grid --json g.json  # 200 points: batch x shared x own
+    python benchmarks/kernels/bench_cascade.py --grid --limit-s 110 --json g.json  # 200 points: batch x shared x own
     python benchmarks/kernels/bench_cascade.py --levels              # system prompt -> document -> conversation
     python benchmarks/kernels/bench_cascade.py --device cpu --heads 9 --kv-heads 3 --head-dim 64 --grid
 
 "floor" is a layer's shared products at 788 TFLOP/s or the bytes of all distinct KV at 4.3 TB/s, whichever is longer.
 On a GPU a figure is the median over CUDA graphs of several layers, each with its own cache, so that own KV comes from
 memory.
-"auto" is what ``cascade: auto`` takes before it has measured anything: on from 256 tokens, 8 requests, 10 % of the
-context and 8,192 tokens that need not be read again.
+"auto" is what the planner of ``cascade: auto`` decides before its cost model has seen anything: what it reads together
+must not be slower than apart; what it leaves has a ratio of 1. The grid times both in turn, auto's points first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import statistics
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +31,8 @@ import torch
 from headrace.attention.base import AttentionShape, create_backend
 from headrace.attention.metadata import AttentionMetadata, PrefixGroup
 from headrace.config import SharingConfig
-from headrace.core.cascade import MIN_SAVED_TOKENS
+from headrace.core.cascade import CascadePlanner
+from headrace.core.cost_model import CostModel
 
 BLOCK = 16
 TARGETS = [
@@ -46,6 +49,8 @@ GRID = list(
     )
 )
 MAX_POINT_BYTES = 24 << 30
+MAX_FAILURES = 3
+LEAST_RATIO = 0.99
 
 
 @dataclass
@@ -56,6 +61,7 @@ class Setup:
     device: torch.device
     dtype: torch.dtype
     seconds: float
+    kernels: str
 
     @property
     def token_bytes(self) -> int:
@@ -81,6 +87,7 @@ class Point:
         bytes_a_layer = num_blocks * BLOCK * setup.token_bytes
         layers = max(1, min(8, (400 << 20) // bytes_a_layer)) if device.type == "cuda" else 1
         layout = (num_blocks, layers, 2, shape.num_kv_heads, BLOCK, shape.head_dim)
+        self.num_layers = layers
         self.cache = torch.empty(layout, dtype=setup.dtype, device=device).normal_()
         rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
         self.qkv = torch.randn(batch, rows, device=device).to(setup.dtype)
@@ -94,33 +101,52 @@ class Point:
         self.floor_us = 1e6 * max(bytes_a_layer / 4.3e12, flops / 788e12)
         self.floor_apart_us = 1e6 * batch * (shared + own) * setup.token_bytes / 4.3e12
 
-    def measure(
-        self, is_shared: bool, change: Callable[[Any], None] | None = None
-    ) -> tuple[float, torch.Tensor]:
-        """(microseconds a layer, the output of the last)."""
-        setup, data = self.setup, self.metadata
-        if not is_shared:
-            data = AttentionMetadata(data.query_starts, data.context_lens, data.block_table, BLOCK)
-        name = "triton" if setup.device.type == "cuda" else "reference"
-        backend = create_backend(name, setup.shape, setup.device)
-        if change is not None:
-            change(backend)
-        plan = backend.plan(data)
-        shape = setup.shape
+    def measure(self, changes: Sequence[Callable[[Any], None] | None]) -> list[Timing]:
+        """Apart first, then together once for each change of the backend (None: as it is), all timed in turn."""
+        shape, results = self.setup.shape, []
         heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim**-0.5)
-        attention = _op(name)
+        attention = _op(self.setup.kernels)
+        ways: list[list[Callable[[], None]]] = []
+        for place, change in enumerate((None, *changes)):
+            data = self.metadata
+            if place == 0:
+                data = AttentionMetadata(data.query_starts, data.context_lens, data.block_table, BLOCK)
+            backend = create_backend(self.setup.kernels, shape, self.setup.device)
+            if change is not None:
+                change(backend)
+            plan = backend.plan(data)
 
-        def launch(layer: int) -> None:
-            attention(self.qkv, self.cache[:, layer, 0], self.cache[:, layer, 1], plan, self.out, *heads)
+            def launch(layer: int, plan: Any = plan) -> None:
+                attention(self.qkv, self.cache[:, layer, 0], self.cache[:, layer, 1], plan, self.out, *heads)
 
-        launches = [lambda layer=layer: launch(layer) for layer in range(self.cache.shape[1])]
-        if setup.device.type == "cuda":
-            from triton_timing import graph_us
+            ways.append(
+                [lambda layer=layer, launch=launch: launch(layer) for layer in range(self.num_layers)]
+            )
+            ways[-1][-1]()
+            results.append(self.out.float().clone())
+        if self.setup.device.type == "cuda":
+            from triton_timing import graphs_us
 
-            microseconds = graph_us(launches, setup.seconds)
+            times = graphs_us(ways, self.setup.seconds)
         else:
-            microseconds = _best_us(launches[0], setup.seconds)
-        return microseconds, self.out.float().clone()
+            times = [[_best_us(way[0], self.setup.seconds)] for way in ways]
+        return [
+            Timing(
+                statistics.median(samples),
+                statistics.median(a / b for a, b in zip(times[0], samples, strict=True)),
+                float((out - results[0]).norm() / results[0].norm()),
+            )
+            for samples, out in zip(times, results, strict=True)
+        ]
+
+
+@dataclass
+class Timing:
+    """us: microseconds a layer.  gain: time apart over this.  error: relative, against the result apart."""
+
+    us: float
+    gain: float
+    error: float
 
 
 def _op(name: str) -> Callable[..., None]:
@@ -155,65 +181,86 @@ def variants(setup: Setup) -> dict[str, Callable[[Any], None] | None]:
     return found
 
 
-def run_targets(setup: Setup, points: Sequence[tuple[int, int, int]], is_grid: bool) -> list[dict[str, Any]]:
-    """Every point with and without cascade; the target's rows with all variants."""
-    records = []
+def run_points(
+    setup: Setup,
+    points: Sequence[tuple[int, int, int]],
+    changes: dict[str, Callable[[Any], None] | None],
+    limit_s: float,
+) -> list[dict[str, Any]]:
+    """Every point apart and together, with each change of the backend; a point that fails is told and left out."""
+    records: list[dict[str, Any]] = []
+    start, num_failures = time.monotonic(), 0
     print(
         f"{'batch x (shared + own)':26} {'variant':12} {'us':>8} {'apart us':>9} {'gain':>7} {'floor us':>9}  error"
     )
-    for batch, shared, own in points:
-        distinct = (shared + batch * own) * setup.token_bytes
-        if distinct > MAX_POINT_BYTES:
+    for number, (batch, shared, own) in enumerate(points):
+        if time.monotonic() - start > limit_s or num_failures >= MAX_FAILURES:
+            print(f"stopped: {len(points) - number} of {len(points)} points were not measured", flush=True)
+            break
+        if (shared + batch * own) * setup.token_bytes > MAX_POINT_BYTES:
             continue
-        point = Point(setup, batch, [(batch, shared)], own)
-        apart_us, expected = point.measure(False)
-        for name, change in (variants(setup) if not is_grid else {"default": None}).items():
-            us, out = point.measure(True, change)
-            error = float((out - expected).norm() / expected.norm())
-            is_on = _is_on(batch, shared, own)
+        try:
+            point = Point(setup, batch, [(batch, shared)], own)
+            apart, *together = point.measure(list(changes.values()))
+        except Exception:  # a run of minutes is not lost to one point
+            num_failures += 1
+            print(f"{batch:4d} x ({shared:6d} + {own:5d})    failed: {traceback.format_exc()}", flush=True)
+            continue
+        is_on = decides(batch, shared, own)
+        for name, timing in zip(changes, together, strict=True):
             records.append(
                 {
-                    "batch": batch, "shared": shared, "own": own, "variant": name, "us": us, "apart_us": apart_us,
-                    "floor_us": point.floor_us, "error": error, "auto": is_on,
+                    "batch": batch, "shared": shared, "own": own, "variant": name, "us": timing.us,
+                    "apart_us": apart.us, "gain": timing.gain, "floor_us": point.floor_us, "error": timing.error,
+                    "auto": is_on,
                 }
             )  # fmt: skip
             print(
-                f"{batch:4d} x ({shared:6d} + {own:5d})    {name:12} {us:8.1f} {apart_us:9.1f} {apart_us / us:6.2f}x "
-                f"{point.floor_us:9.1f}  {error:.1e}{'' if is_on else '  (auto: off)'}",
+                f"{batch:4d} x ({shared:6d} + {own:5d})    {name:12} {timing.us:8.1f} {apart.us:9.1f} "
+                f"{timing.gain:6.2f}x {point.floor_us:9.1f}  {timing.error:.1e}{'' if is_on else '  (auto: off)'}",
                 flush=True,
             )
         del point
+    print(f"{len(records)} lines in {time.monotonic() - start:.1f} s", flush=True)
     return records
 
 
 def run_levels(setup: Setup) -> list[dict[str, Any]]:
     """256 conversations: one system prompt, 8 documents, 64 threads."""
     levels = [(256, 2048), (32, 4096), (4, 1024)]
-    point = Point(setup, 256, levels, 128)
-    apart_us, expected = point.measure(False)
-    us, out = point.measure(True)
-    error = float((out - expected).norm() / expected.norm())
+    apart, together = Point(setup, 256, levels, 128).measure([None])
     print(
-        f"three levels {levels} + 128: {us:.1f} us, apart {apart_us:.1f} us, {apart_us / us:.1f}x, error {error:.1e}"
+        f"three levels {levels} + 128: {together.us:.1f} us, apart {apart.us:.1f} us, {together.gain:.1f}x, "
+        f"error {together.error:.1e}"
     )
-    return [{"levels": levels, "us": us, "apart_us": apart_us, "error": error}]
+    return [{"levels": levels, "us": together.us, "apart_us": apart.us, "error": together.error}]
 
 
-def _is_on(batch: int, shared: int, own: int) -> bool:
-    floor = SharingConfig()
-    if shared < floor.cascade_min_tokens or batch < floor.cascade_min_requests:
-        return False
-    return shared >= floor.cascade_min_share * (shared + own) and shared * (batch - 1) >= MIN_SAVED_TOKENS
+def decides(batch: int, shared: int, own: int) -> bool:
+    """Whether ``cascade: auto`` reads a beginning of ``shared`` tokens together in a step of decodes."""
+    planner = CascadePlanner(SharingConfig(), BLOCK, CostModel())
+    return planner._is_worthwhile(list(range(batch)), shared // BLOCK, [shared + own - 1] * batch)
 
 
 def summarize(records: list[dict[str, Any]]) -> None:
-    """What auto would give over the grid."""
-    ratios = [(r["apart_us"] / r["us"] if r["auto"] else 1.0, r) for r in records]
-    worst, where = min(ratios, key=lambda pair: pair[0])
-    lost = [r for ratio, r in ratios if ratio < 0.99]
-    missed = [r for r in records if not r["auto"] and r["apart_us"] / r["us"] > 1.05]
-    print(f"auto over {len(records)} points: worst {worst:.3f}x, at", where)
-    print(f"  {len(lost)} points below 0.99x; {len(missed)} points left off that would gain more than 5 %")
+    """What auto gives over the grid."""
+    taken = sorted((r for r in records if r["auto"]), key=lambda r: r["gain"])
+    left = [r for r in records if not r["auto"]]
+    slow = [r for r in taken if r["gain"] < LEAST_RATIO]
+    gains = [r for r in left if r["gain"] > 1.05]
+    wrong = [r for r in records if not r["error"] < 0.02]
+    print(f"auto: {len(taken)} of {len(records)} points are read together, {len(left)} apart (ratio 1)")
+    for title, chosen in (
+        ("worst", taken[:3]),
+        (f"{len(slow)} below {LEAST_RATIO}", slow),
+        (f"{len(gains)} left that would gain over 5 %", gains),
+        (f"{len(wrong)} with an error of 2 % or more", wrong),
+    ):
+        print(f"  {title}: " + ", ".join(_short(r) for r in chosen))
+
+
+def _short(record: dict[str, Any]) -> str:
+    return f"{record['batch']} x ({record['shared']} + {record['own']}) {record['gain']:.3f}x"
 
 
 def main() -> None:
@@ -225,18 +272,28 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"])
-    parser.add_argument("--seconds", type=float, default=0.03)
+    parser.add_argument("--seconds", type=float, default=0.03, help="of timing, each way")
+    parser.add_argument("--kernels", choices=["triton", "reference"], help="by the device if left out")
     parser.add_argument("--grid", action="store_true")
+    parser.add_argument("--every", type=int, default=1, help="take every so manieth point only")
+    parser.add_argument("--most", type=int, help="leave points of more tokens, all requests together")
+    parser.add_argument("--limit-s", type=float, default=1e9, help="begin no point after so many seconds")
     parser.add_argument("--levels", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)
-    dtype = getattr(torch, args.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
-    setup = Setup(AttentionShape(args.heads, args.kv_heads, args.head_dim), device, dtype, args.seconds)
+    is_gpu = device.type == "cuda"
+    dtype = getattr(torch, args.dtype or ("bfloat16" if is_gpu else "float32"))
+    kernels = args.kernels or ("triton" if is_gpu else "reference")
+    shape = AttentionShape(args.heads, args.kv_heads, args.head_dim)
+    setup = Setup(shape, device, dtype, args.seconds, kernels)
     if args.levels:
         records = run_levels(setup)
     else:
-        records = run_targets(setup, GRID if args.grid else TARGETS, args.grid)
+        points = sorted(GRID, key=lambda point: not decides(*point)) if args.grid else TARGETS
+        points = [p for p in points if not args.most or p[1] + p[0] * p[2] <= args.most][:: args.every]
+        changes = {"default": None} if args.grid else variants(setup)
+        records = run_points(setup, points, changes, args.limit_s)
         if args.grid:
             summarize(records)
     if args.json:

@@ -58,22 +58,34 @@ class Case:
 
 def graph_us(launches: Sequence[Launch], seconds: float = 0.03, samples: int = 5) -> float:
     """Microseconds of a launch within a CUDA graph of all of them (at least 16): the median of samples."""
-    repeats = max(1, -(-16 // len(launches)))
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for launch in launches:
-            launch()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
+    return statistics.median(graphs_us([launches], seconds, samples)[0])
+
+
+def graphs_us(ways: Sequence[Sequence[Launch]], seconds: float = 0.03, samples: int = 5) -> list[list[float]]:
+    """For each way to do the same, microseconds of a launch in each sample; the ways take turns, so that samples of
+    one index compare. ``seconds`` is what each way may take."""
+    stream, graphs, counts = torch.cuda.Stream(), [], []
+    for launches in ways:
+        repeats = max(1, -(-16 // len(launches)))
+        with torch.cuda.stream(stream):
             for launch in launches:
                 launch()
-    count = repeats * len(launches)
-    first = event_ms(graph.replay, 2) / 1e3
-    replays = max(1, int(seconds / samples / max(first, 1e-6)))
-    times = [event_ms(graph.replay, replays) for _ in range(samples)]
-    return 1e3 * statistics.median(times) / count
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(repeats):
+                for launch in launches:
+                    launch()
+        graphs.append(graph)
+        counts.append(repeats * len(launches))
+    replays = [
+        max(1, int(seconds / samples / max(event_ms(graph.replay, 2) / 1e3, 1e-6))) for graph in graphs
+    ]
+    found: list[list[float]] = [[] for _ in graphs]
+    for _ in range(samples):
+        for place, graph in enumerate(graphs):
+            found[place].append(1e3 * event_ms(graph.replay, replays[place]) / counts[place])
+    return found
 
 
 def event_ms(action: Callable[[], object], count: int) -> float:
