@@ -107,7 +107,7 @@ class SchedulerConfig:
     )
     max_steps_outstanding: int | None = knob(
         None,
-        "steps in flight (D): 1 no overlap, 2 overlap, more for pipelines; by default 2 on a GPU, 1 on a CPU",
+        "steps in flight (D): 1 no overlap, 2 overlap; by default 2 on a GPU, 1 on a CPU, 2 a stage in a pipeline",
     )
     max_waiting_requests: int = knob(4096, "waiting requests; more are refused with a CapacityError")
 

@@ -53,7 +53,6 @@ class Request:
         group's block was released. Owned by the KV cache manager.
     capacity_tokens: tokens that fit into the blocks held.
     may_run_ahead: False makes it wait for its last result before it is scheduled again.
-    is_fed_from_host: its sampled tokens reach the device by way of the host, so it waits for those (not for chunks).
     group_id: requests of one co-schedule group are scheduled, preempted and freed together.
     chooser: decides its next token from log-probabilities, together with those of its group (a beam search); None
         when what the device samples is its next token.
@@ -76,7 +75,6 @@ class Request:
         "eos_token_ids",
         "finish_reason",
         "group_id",
-        "is_fed_from_host",
         "is_resident",
         "last_step_id",
         "lock",
@@ -148,7 +146,6 @@ class Request:
         self.group_id = group_id
         self.chooser: TokenChooser | None = None
         self.may_run_ahead = may_run_ahead
-        self.is_fed_from_host = False
         self.status = RequestStatus.QUEUED
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -181,9 +178,7 @@ class Request:
     @property
     def must_wait(self) -> bool:
         """Whether results of its steps in flight must come in before it is scheduled again."""
-        if not self.num_steps_in_flight:
-            return False
-        return not self.may_run_ahead or (self.is_fed_from_host and self.num_placeholders > 0)
+        return not self.may_run_ahead and self.num_steps_in_flight > 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -16,6 +16,7 @@ from headrace.core.cost_model import CostModel, StepFeatures
 from headrace.core.interfaces import CacheTier, ChoiceScene, Clock
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.lifecycle import RUNNING, Lifecycle
+from headrace.core.micro_batches import MicroBatches
 from headrace.core.output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from headrace.core.policy import Policy
 from headrace.core.prefix_match import PrefixMatch
@@ -33,7 +34,7 @@ class Scheduler:
     in step order. Who is where is in ``lifecycle``.
 
     num_micro_batches: more than 1 where stages of a pipeline work on different requests at a time: each step takes a
-        part of the running streams, whose tokens come back before they run again.
+        part of the running streams, other ones than the steps just before it.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Scheduler:
         clock: Clock = time.monotonic,
         num_micro_batches: int = 1,
     ) -> None:
-        self.num_micro_batches = num_micro_batches
+        self.micro_batches = MicroBatches(num_micro_batches)
         self.config = config
         self.kv = kv
         self.clock = clock
@@ -85,7 +86,6 @@ class Scheduler:
                 code="context_length_exceeded",
             )
         request.max_total_tokens = min(request.max_total_tokens, most)
-        request.is_fed_from_host = self.num_micro_batches > 1
         self.lifecycle.add(request, is_ready)
 
     # ---- one step -------------------------------------------------------------------------------------------
@@ -99,32 +99,34 @@ class Scheduler:
         if self.policy.is_priority:
             self._make_way_for_urgent(step)
         num_running = len(self.lifecycle.running)
-        for stages in self.batching.stages(num_running):
-            for stage in stages:
-                self._run_stage(stage, step)
-            if step.requests:
-                return self._launch(step)
+        for in_turn in self.micro_batches.passes:
+            for stages in self.batching.stages(num_running):
+                for stage in stages:
+                    self._run_stage(stage, step, in_turn)
+                if step.requests:
+                    return self._launch(step)
         if len(self.lifecycle.running) <= num_running:
             self._break_deadlock()
         return None
 
-    def _run_stage(self, stage: Stage, step: Step) -> None:
+    def _run_stage(self, stage: Stage, step: Step, in_turn: bool) -> None:
         if stage is Stage.DECODE:
-            self._schedule_decodes(step)
+            self._schedule_decodes(step, in_turn)
         elif stage is Stage.CHUNK:
             self._schedule_chunks(step)
         else:
             self._admit_waiting(step)
 
-    def _schedule_decodes(self, step: Step) -> None:
+    def _schedule_decodes(self, step: Step, in_turn: bool) -> None:
         """Running streams: one token each, memory permitting; a pipeline's micro-batch is a part of them."""
-        most = -(-len(self.lifecycle.running) // self.num_micro_batches)
+        micro_batches = self.micro_batches
+        most = micro_batches.size(len(self.lifecycle.running))
         for request in self.lifecycle.running:
             known = len(request.token_ids) + request.num_placeholders
             start = request.num_computed_tokens
             if known - start != 1 or known >= request.max_total_tokens or request.status is not RUNNING:
                 continue
-            if request.must_wait:
+            if request.must_wait or micro_batches.must_wait(request, step.step_id, in_turn):
                 continue
             if len(step.requests) >= most:
                 break

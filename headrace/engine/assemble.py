@@ -96,13 +96,12 @@ def assemble(config: EngineConfig, executor: Executor) -> EngineCore:
         max_compile_s=config.structured.max_grammar_compile_s,
         jump_forward=config.structured.enable_jump_forward,
     )
-    has_stages = config.parallel.pipeline_parallel_size > 1
     scheduler = Scheduler(
         config.scheduler,
         kv,
         sharing=config.sharing,
         tier=tiers,
         cost_model=cost_model,
-        num_micro_batches=config.scheduler.steps_outstanding if has_stages else 1,
+        num_micro_batches=min(config.parallel.pipeline_parallel_size, config.scheduler.steps_outstanding),
     )
     return EngineCore(scheduler, executor, mask_source=constraints, tiers=tiers, seed=config.model.seed)

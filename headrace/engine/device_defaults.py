@@ -16,8 +16,8 @@ LARGE_GPU_STEP_TOKENS = 8192
 def with_device_defaults(config: EngineConfig, *, is_offline: bool = False) -> EngineConfig:
     """The same configuration with steps, seats and the longest stall filled in. What the user set stays.
 
-    Only a GPU overlaps steps: on a CPU that would take the cores of the step itself. A pipeline has a step in flight
-    for each stage.
+    Only a GPU overlaps steps: on a CPU that would take the cores of the step itself. A pipeline has a step for each
+    stage, and as many again on their way, so that no stage waits for the host.
 
     Args:
         is_offline: nobody watches the answers grow, so that on a GPU prompts are not cut for the sake of streams.
@@ -26,7 +26,8 @@ def with_device_defaults(config: EngineConfig, *, is_offline: bool = False) -> E
 
     is_gpu = device_type(config.device.device) == "cuda"
     scheduler = config.scheduler
-    steps = max(2 if is_gpu else 1, config.parallel.pipeline_parallel_size)
+    num_stages = config.parallel.pipeline_parallel_size
+    steps = 2 * num_stages if is_gpu or num_stages > 1 else 1
     seats, step_tokens = _room() if is_gpu else (DEFAULT_SEATS, DEFAULT_STEP_TOKENS)
     stall_ms = math.inf if is_gpu and is_offline else DEFAULT_STALL_MS
     scheduler = dataclasses.replace(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from headrace.parallel.outbox import Outbox
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PipelineLink:
         self._following = following
         self._enter_wait = enter_wait
         self._leave_wait = leave_wait
-        self._on_their_way: deque[tuple[Any, torch.Tensor]] = deque()
+        self._outbox = Outbox()
 
     def receive(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Fill contiguous tensors with what the stage before sends. Nothing on the first stage."""
@@ -70,8 +70,5 @@ class PipelineLink:
         """Queue copies for the next stage, so that this one can go on with other requests. Nothing on the last one."""
         if self._following is None:
             return
-        while self._on_their_way and self._on_their_way[0][0].is_completed():
-            self._on_their_way.popleft()
         for tensor in tensors:
-            copy = tensor.clone()
-            self._on_their_way.append((dist.isend(copy, self._following), copy))
+            self._outbox.send(tensor.clone(), self._following)

@@ -17,6 +17,7 @@ from headrace.parallel.one_shot import choose_all_reduce
 from headrace.parallel.pipeline import PipelineLink, PipelineStage
 from headrace.parallel.rank_status import RankStatus
 from headrace.parallel.state import Communicator, ParallelState, SoloCommunicator
+from headrace.parallel.token_link import TokenLink
 from headrace.parallel.torch_communicator import TorchCommunicator, WatchedCommunicator
 
 
@@ -30,6 +31,7 @@ class World:
         tensor: its tensor-parallel group.
         collectives: those of ``tensor``, not watched.
         stage: its part of the pipeline; ``link`` leads to the stages beside it, where there are any.
+        tokens: from the last stage to the first, for the ranks that send or get them.
     """
 
     rank: int = 0
@@ -39,6 +41,7 @@ class World:
     tensor: ParallelState = field(default_factory=ParallelState)
     stage: PipelineStage = field(default_factory=PipelineStage)
     link: PipelineLink | None = None
+    tokens: TokenLink | None = None
     collectives: Communicator = field(default_factory=SoloCommunicator)
 
     @classmethod
@@ -83,8 +86,12 @@ class World:
                 is_one_host = num_local_ranks % tensor_size == 0
                 inner = choose_all_reduce(parallel.all_reduce, inner, groups[stage], device, is_one_host)
             communicator = WatchedCommunicator(inner, status.enter_wait, status.leave_wait)
-        link = None
+        link, tokens = None, None
         if num_stages > 1:
+            first, source = list(range(tensor_size)), size - tensor_size
+            group = dist.new_group([*first, source], backend="gloo")
+            if rank in (*first, source):
+                tokens = TokenLink(group, source, first, status.enter_wait, status.leave_wait)
             previous = rank - tensor_size if stage else None
             following = rank + tensor_size if stage + 1 < num_stages else None
             link = PipelineLink(previous, following, status.enter_wait, status.leave_wait)
@@ -96,6 +103,7 @@ class World:
             tensor=ParallelState(tensor_rank, tensor_size, communicator),
             stage=PipelineStage(stage, num_stages),
             link=link,
+            tokens=tokens,
             collectives=inner,
         )
 

@@ -1,42 +1,77 @@
-"""EarlyStageRunner: a ModelRunner of a stage that does not sample; tokens reach it from the host, with later steps."""
+"""EarlyStageRunner: a ModelRunner of a stage that does not sample; the first stage gets tokens from the last one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+import torch
 
 from headrace.core.output import SchedulerOutput
 from headrace.core.token_mask import TokenMask
-from headrace.runtime.device_table import Write
 from headrace.runtime.model_runner import ModelRunner, PendingOutput
+from headrace.runtime.step_layout import StepLayout
+from headrace.runtime.step_result import StepResult
+from headrace.runtime.upload import upload
 
 
-@dataclass(frozen=True, slots=True)
-class StepTokens:
-    """What the last stage sampled in a step: each request's tokens."""
+class Coming(Protocol):
+    """Tokens on their way (``parallel.token_link.ComingTokens``)."""
+
+    def wait(self) -> torch.Tensor:
+        """They, [S] int32 on the host."""
+
+
+class Neighbours(Protocol):
+    """The stages beside this one (``parallel.pipeline.PipelineLink``)."""
+
+    def receive(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Fill the tensors with what the stage before sends."""
+
+    def send(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Send them to the stage after."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Awaited:
+    """What a step samples: requests, and where their tokens [S] go in the flat token table."""
 
     step_id: int
     request_ids: Sequence[str]
-    token_ids: Sequence[list[int]]
+    places: np.ndarray
+    tokens: Coming
 
 
 class EarlyStageRunner(ModelRunner):
-    """Keeps in mind where the tokens of steps in flight belong, until they come."""
+    """Tokens are put into the table when a step is about to read them, as late as can be: what the host does for the
+    step before that hides behind the steps in flight.
+
+    Attributes:
+        expect: on the first stage: called with how many tokens a step samples, they come later. The others need none.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._awaited: dict[int, dict[str, tuple[int, int]]] = {}
+        self.expect: Callable[[int], Coming] | None = None
+        self._awaited: deque[_Awaited] = deque()
         self._born: dict[str, int] = {}
+        self._reads: Container[str] = ()
 
     def execute_model(
         self, scheduler_output: SchedulerOutput, before_forward: Callable[[], None] | None = None
     ) -> None:
         """Run the forward of one step."""
+        self._take_tokens_of(
+            scheduler_output.appended_token_ids
+        )  # before what comes after or in place of them
         for request_id in scheduler_output.removed_request_ids:
             self._born.pop(request_id, None)
         for new in scheduler_output.new_requests:
             self._born[new.request_id] = scheduler_output.step_id
+        self._reads = set(scheduler_output.request_ids)
         super().execute_model(scheduler_output, before_forward)
 
     def sample_tokens(self, mask: TokenMask | None = None) -> PendingOutput:
@@ -44,19 +79,50 @@ class EarlyStageRunner(ModelRunner):
         step = self._step
         assert step is not None, "sample_tokens needs one execute_model before it"
         self._step = self._result = None
-        places = zip(step.sampled_slots.tolist(), step.sampled_positions.tolist(), strict=True)
-        self._awaited[self._step_id] = dict(zip(step.sampled_ids, places, strict=True))
+        if self.expect is not None and step.sampled_ids:
+            coming = self.expect(len(step.sampled_ids))
+            self._awaited.append(_Awaited(self._step_id, step.sampled_ids, step.sampled_places, coming))
         return PendingOutput(self._step_id, [], None, None, {}, {})
 
-    def take_tokens(self, step: StepTokens) -> None:
-        """Put a step's tokens where the next steps of their requests read them.
+    def link_to(self, neighbours: Neighbours) -> Neighbours:
+        """The link for steps that are graphs: their ids are gathered when they start."""
+        return _TokensFirst(self, neighbours)
 
-        A request that has left since, or left and come back with its tokens, gets none: its slot may be another's.
-        """
-        awaited = self._awaited.pop(step.step_id, {})
-        writes: list[Write] = []
-        for request_id, tokens in zip(step.request_ids, step.token_ids, strict=True):
-            if self._born.get(request_id, step.step_id + 1) <= step.step_id:
-                slot, position = awaited[request_id]
-                writes.append((slot, position, tokens))
-        self.states.tokens.write(writes)
+    def take_tokens(self) -> None:
+        """Wait for the tokens that the step being executed reads, and put them where it does."""
+        self._take_tokens_of(self._reads)
+
+    def _run(self, step: StepLayout) -> StepResult:
+        self.take_tokens()
+        return super()._run(step)
+
+    def _take_tokens_of(self, request_ids: Container[str]) -> None:
+        """All up to the newest step that sampled for one of these."""
+        newest = 0
+        for awaited in self._awaited:
+            if any(name in request_ids for name in awaited.request_ids):
+                newest = awaited.step_id
+        while self._awaited and self._awaited[0].step_id <= newest:
+            self._put(self._awaited.popleft())
+
+    def _put(self, step: _Awaited) -> None:
+        """A request that has left since, or left and come back, gets none: its slot may be another's."""
+        never = step.step_id + 1
+        is_there = [self._born.get(name, never) <= step.step_id for name in step.request_ids]
+        places = np.where(is_there, step.places, self.states.unread_place)
+        on_device = upload([places, step.tokens.wait().numpy()], self._device)
+        self.states.tokens.tensor.view(-1).index_copy_(0, *on_device)
+
+
+class _TokensFirst:
+    """A first stage has no stage before it; it waits for tokens in its place."""
+
+    def __init__(self, runner: EarlyStageRunner, neighbours: Neighbours) -> None:
+        self._runner = runner
+        self.send = neighbours.send
+        self._receive = neighbours.receive
+
+    def receive(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Nothing is read before all of it is there."""
+        self._runner.take_tokens()
+        self._receive(tensors)

@@ -57,8 +57,6 @@ class MultiprocExecutor:
         parallel = config.parallel
         self._num_ranks = parallel.world_size
         self._pending: deque[Future[ModelRunnerOutput]] = deque()
-        self._has_stages = parallel.pipeline_parallel_size > 1
-        self._sampled: list[tuple[int, list[str], list[list[int]]]] = []
         self._lock = threading.Lock()
         self._loading: queue.SimpleQueue[tuple[int, FromRank] | HeadraceError] = queue.SimpleQueue()
         self._is_shut_down = False
@@ -121,9 +119,7 @@ class MultiprocExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[None]:
         """Start the forward of one step. Raises EngineDeadError if a rank has failed."""
         self.check_alive()
-        with self._lock:
-            sampled, self._sampled = self._sampled, []
-        self._group.send(RunStep(scheduler_output, sampled))
+        self._group.send(RunStep(scheduler_output))
         started: Future[None] = Future()
         started.set_result(None)  # what goes wrong with it shows in the samples
         return started
@@ -166,13 +162,10 @@ class MultiprocExecutor:
 
     def _on_message(self, rank: int, message: FromRank) -> None:
         if isinstance(message, RankOutput):
-            output = message.output
             with self._lock:
                 future = self._pending.popleft()
-                if self._has_stages:  # before anybody can ask for the step after it
-                    self._sampled.append((output.step_id, output.request_ids, output.sampled_token_ids))
             with contextlib.suppress(InvalidStateError):
-                future.set_result(output)
+                future.set_result(message.output)
         else:
             self._loading.put((rank, message))
 

@@ -18,7 +18,6 @@ from headrace.core.token_mask import TokenMask
 from headrace.parallel.broadcast import Receiver
 from headrace.parallel.launch import LaunchPlace
 from headrace.parallel.rank_status import RankStatus
-from headrace.runtime.early_stage_runner import StepTokens
 from headrace.runtime.executor import PendingStep
 from headrace.runtime.rank_messages import (
     RankBeat,
@@ -133,7 +132,6 @@ class RankLoop:
             message = self._receive()
             if isinstance(message, RunStep):
                 status.begin_step(message.scheduler_output.step_id)
-                worker.take_tokens([StepTokens(*step) for step in message.sampled])
                 worker.execute_model(message.scheduler_output)
             elif isinstance(message, Sample):
                 pending = worker.sample_tokens(_mask_of(message))

@@ -28,13 +28,9 @@ class RankSpec(msgspec.Struct, tag="spec"):
 
 
 class RunStep(msgspec.Struct, tag="run"):
-    """Run a step's forward.
-
-    sampled: what earlier steps sampled, (step id, request ids, their tokens), for stages that do not sample.
-    """
+    """Run a step's forward."""
 
     scheduler_output: SchedulerOutput
-    sampled: list[tuple[int, list[str], list[list[int]]]] = []
 
 
 class Sample(msgspec.Struct, tag="sample"):

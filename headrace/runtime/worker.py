@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,8 +33,8 @@ from headrace.parallel.world import World
 from headrace.platforms.base import current_platform
 from headrace.quant.precision import Precision
 from headrace.runtime.attention_library import AttentionPlanners, make_attention_library
-from headrace.runtime.cuda_graph import BUCKETS, Capture, CudaCapture, GraphedSteps
-from headrace.runtime.early_stage_runner import EarlyStageRunner, StepTokens
+from headrace.runtime.cuda_graph import BUCKETS, Capture, CudaCapture, GraphedSteps, Link
+from headrace.runtime.early_stage_runner import EarlyStageRunner
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for, stored_kv_type
 from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
 from headrace.runtime.memory_ledger import MemoryLedger
@@ -140,6 +140,8 @@ class Worker:
         self._memory.planned["KV blocks"] = self._num_blocks * self._specs[0].bytes_per_block
         with self._stages.time("KV blocks"), self._memory.spending("KV blocks"):
             self._runner: ModelRunner | None = self._make_runner(self._num_blocks)
+        if isinstance(self._runner, EarlyStageRunner) and self._world.tokens is not None:
+            self._runner.expect = self._world.tokens.expect
 
     def _tell(self) -> None:
         logger.info(
@@ -170,12 +172,6 @@ class Worker:
     def num_kv_blocks(self) -> int:
         """Blocks that were allocated."""
         return self._num_blocks
-
-    def take_tokens(self, steps: Sequence[StepTokens]) -> None:
-        """Tokens that the last stage sampled, for the others; before the steps that read them."""
-        if isinstance(self._runner, EarlyStageRunner):
-            for step in steps:
-                self._runner.take_tokens(step)
 
     def open_host_memory(self, num_bytes: int, dtype: str = "auto") -> HostMemory:
         """Host memory that KV blocks can be copied to and from, beside steps.
@@ -221,7 +217,9 @@ class Worker:
         ended = self._platform.new_event()
         ended.record()
         self._planners.after_step()
-        return TimedStep(pending, self._started, ended, self.is_asynchronous)
+        tokens = self._world.tokens
+        on_tokens = tokens.send if tokens is not None and self._world.reports else None
+        return TimedStep(pending, self._started, ended, self.is_asynchronous, on_tokens)
 
     def shutdown(self) -> None:
         """Let go of the model and the KV memory."""
@@ -278,8 +276,11 @@ class Worker:
             max_logits_rows=self._max_logits_rows,
             sampling_kernels=load_kernels("sampling", self._device, self._kernels),
         )
+        link: Link | None = self._world.link
+        if isinstance(runner, EarlyStageRunner) and link is not None:
+            link = runner.link_to(link)
         if self._max_graph_tokens:
-            runner.small_steps = self._graphed_steps(self._model, runner.states)
+            runner.small_steps = self._graphed_steps(self._model, runner.states, link)
         return runner
 
     def _make_planners(self, config: DeviceConfig) -> AttentionPlanners:
@@ -298,7 +299,7 @@ class Worker:
             )
         return AttentionPlanners(self._attention, shape, self._device, self._world.size, library)
 
-    def _graphed_steps(self, model: CausalLM, states: RequestStates) -> GraphedSteps:
+    def _graphed_steps(self, model: CausalLM, states: RequestStates, link: Link | None) -> GraphedSteps:
         """Small steps as CUDA graphs, over buffers that will not move again."""
         max_num_seqs = self._scheduler.max_seats
         limits = PlanLimits(self._max_graph_tokens, max_num_seqs, self.max_model_len)
@@ -318,7 +319,7 @@ class Worker:
             capture=self._booked(CudaCapture()),
             may_capture=self._planners.may_capture,
             picks=self._world.stage.is_last,
-            link=self._world.link,
+            link=link,
         )
 
     def _booked(self, capture: Capture) -> Capture:

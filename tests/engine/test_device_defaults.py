@@ -43,7 +43,7 @@ def test_a_gpu_that_is_not_there_is_told_before_it_is_asked_for_its_size(
 @pytest.mark.parametrize("is_offline", [False, True])
 def test_a_cpu(is_offline: bool) -> None:
     assert resolved(is_offline, device="cpu") == (256, 2048, 250.0, 1)
-    assert resolved(is_offline, device="cpu", pipeline_parallel_size=3)[3] == 3
+    assert resolved(is_offline, device="cpu", pipeline_parallel_size=3)[3] == 6
 
 
 def test_gpus(gpu_of: Any) -> None:
