@@ -126,6 +126,7 @@ class ModelRunnerOutput(msgspec.Struct):
     errors: {request id: message} of requests whose step failed (logits not finite, say); others are unharmed.
     refusals: {request id: kind} of those errors that are the request's own fault: it forbids every token.
     elapsed_ms: time of the step on the device, for the cost model; 0 when not measured.
+    is_preparing: the step also prepared the next ones of its kind (a CUDA graph, say): its time says nothing of theirs.
     wait_ms: how long the host stood still for it, or computed in the device's place.
     """
 
@@ -138,6 +139,7 @@ class ModelRunnerOutput(msgspec.Struct):
     refusals: dict[str, ErrorKind] = {}
     elapsed_ms: float = 0.0
     wait_ms: float = 0.0
+    is_preparing: bool = False
 
 
 class EngineCoreRequest(msgspec.Struct):

@@ -331,7 +331,8 @@ class Scheduler:
         )
         self.completed_step_id = step.step_id
         self.kv.advance(step.step_id)
-        self.cost_model.observe(step.features, output.elapsed_ms)
+        if not output.is_preparing:
+            self.cost_model.observe(step.features, output.elapsed_ms)
         if self.watcher is not None:
             self.watcher(step.features, output)
         scene = ChoiceScene(self.lifecycle, self.last_step_id + 1, self.config.max_seats, self.clock())

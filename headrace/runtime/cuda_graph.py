@@ -4,7 +4,8 @@ A graph is captured for a number of tokens (a bucket); a step with fewer is padd
 (slot -1) and no plan reads them. Inputs lie at fixed addresses and plans come from backends with ``PlanLimits``, so a
 step costs two copies and one launch. In a step of decodes the head and the pick of tokens belong to the graph too.
 Nothing is captured before the first token: a size runs eagerly the first time, when its ops are recorded, and its
-graph is captured when it comes again, one at a time.
+graph is captured when it comes again, one at a time, once the kernels of optimized plans are ready. Until then the
+recorded ops run: nothing waits for a compiler.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ class GraphedSteps:
         max_requests: the most requests of a step.
         sampling: a ``sampling`` module of ``headrace.kernels``.
         optimize: (a recorded forward, its number of tokens) -> a plan of fewer ops that gives the same.
-        capture: makes a graph; may_capture: whether now. A kind that waits runs op by op.
+        capture: makes a graph.
+        may_capture: whether now: the kernels of optimized plans are compiled and no other thread launches. Until then
+            kinds run op by op, as recorded.
         picks: the model has a head, so that graphs of decodes pick tokens.
         link: to the neighbours of a pipeline's stage.
     """
@@ -136,6 +139,7 @@ class GraphedSteps:
         self._inputs = GraphInputs(states, len(specs), self._buckets[-1], max_requests, device)
         self._rows = torch.arange(min(self._buckets[-1], max_requests), device=device)
         self._batch: ForwardBatch
+        self._recorded: dict[tuple[int, bool], OpPlan] = {}
         self._plans: dict[tuple[int, bool], OpPlan] = {}
         self._replays: dict[StepKind, Callable[[], None]] = {}
         self._outputs: dict[StepKind, _Outputs] = {}
@@ -166,10 +170,13 @@ class GraphedSteps:
         )
         if self._link is not None:
             self._link.receive(self._model.stage_buffers(step.num_tokens))
+        num_prepared = len(self._seen) + len(self._replays)
         outputs = self._run(kind)
+        is_preparing = len(self._seen) + len(self._replays) > num_prepared
         if self._link is not None:
             self._link.send(self._model.stage_buffers(step.num_tokens))
-        return self._result(step, kind, outputs, is_picked=is_decode and wishes.is_plain(step.sampled_slots))
+        is_picked = is_decode and wishes.is_plain(step.sampled_slots)
+        return self._result(step, kind, outputs, is_picked=is_picked, is_preparing=is_preparing)
 
     def _plan(self, step: StepLayout, views: InputViews) -> list[AttentionPlan] | None:
         """Every KV group's plan, or None: few tokens, but contexts so long that fixed buffers do not hold their
@@ -188,12 +195,21 @@ class GraphedSteps:
         if kind in self._replays:
             self._replays[kind]()
             return self._outputs[kind]
-        self._body(kind)  # also compiles the kernels of an optimized plan, which is not done under capture
+        may_capture = kind in self._seen and self._may_capture()
+        if may_capture:
+            self._optimize_plan(kind)
+        self._body(kind)  # also loads the kernels of an optimized plan, which is not done under capture
         outputs = self._outputs[kind]
-        if kind in self._seen and self._may_capture():
+        if may_capture:
             self._replays[kind] = self._capture(lambda: self._body(kind))
         self._seen.add(kind)
         return outputs
+
+    def _optimize_plan(self, kind: StepKind) -> None:
+        """From here on the steps of this size run fewer ops."""
+        key = (kind.bucket, kind.has_long_tiles)
+        if key not in self._plans:
+            self._plans[key] = self._optimize(self._recorded[key], kind.bucket)
 
     def _body(self, kind: StepKind) -> None:
         """What a graph does, from ids to tokens."""
@@ -202,10 +218,10 @@ class GraphedSteps:
 
     def _forward(self, kind: StepKind) -> torch.Tensor:
         key = (kind.bucket, kind.has_long_tiles)
-        if key in self._plans:
-            return self._plans[key].replay(self._batch)
-        recorded = record(self._model, self._batch)
-        self._plans[key] = self._optimize(recorded, kind.bucket)
+        plan = self._plans.get(key, self._recorded.get(key))
+        if plan is not None:
+            return plan.replay(self._batch)
+        self._recorded[key] = recorded = record(self._model, self._batch)
         return recorded.result.rows(kind.bucket)
 
     def _pick(self, kind: StepKind, hidden: torch.Tensor) -> _Outputs:
@@ -221,16 +237,20 @@ class GraphedSteps:
         self._states.tokens.tensor.view(-1).index_copy_(0, views.sampled_places, tokens.int())
         return _Outputs(hidden, logits, tokens, best_logits)
 
-    def _result(self, step: StepLayout, kind: StepKind, outputs: _Outputs, is_picked: bool) -> StepResult:
+    def _result(
+        self, step: StepLayout, kind: StepKind, outputs: _Outputs, *, is_picked: bool, is_preparing: bool
+    ) -> StepResult:
         views, count = self._inputs.views(kind.bucket), len(step.sampled_ids)
         places = views.sampled_places[:count]
         if not kind.is_decode:
-            return StepResult(outputs.hidden, views.sampled_rows[:count], places)
+            return StepResult(outputs.hidden, views.sampled_rows[:count], places, is_preparing=is_preparing)
         assert outputs.logits is not None and outputs.tokens is not None and outputs.best_logits is not None
         picked = (
             SamplerOutput(outputs.tokens[:count], outputs.best_logits[:count], None) if is_picked else None
         )
-        return StepResult(outputs.hidden, self._rows[:count], places, outputs.logits[:count], picked)
+        return StepResult(
+            outputs.hidden, self._rows[:count], places, outputs.logits[:count], picked, is_preparing
+        )
 
 
 class CudaCapture:

@@ -14,7 +14,8 @@ import torch
 
 from headrace.checkpoint import ModelArchitecture
 from headrace.kernels.triton.launch import launch_options
-from headrace.kernels.triton.warmup import ModelWidths, WarmupReport, decode_calls, first_token_calls, warm_up
+from headrace.kernels.triton.model_widths import ModelWidths
+from headrace.kernels.triton.warmup import WarmupReport, decode_calls, first_token_calls, warm_up
 from headrace.platforms.cuda import use_gpu
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class KernelWarmup:
         self.decode = WarmupReport()
         self._widths, self._device, self._num_threads = widths, device, num_threads
         self._is_first_done = threading.Event()
+        self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-warmup", daemon=True)
         self._thread.start()
 
@@ -43,9 +45,14 @@ class KernelWarmup:
         """Until the kernels of a prompt are compiled."""
         self._is_first_done.wait()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is compiled any more. Graphs are captured after that: until then other threads launch."""
+        return self._is_done.is_set()
+
     def wait(self) -> None:
-        """Until nothing is compiled any more. A CUDA graph is captured after that: until then other threads launch."""
-        self._thread.join()
+        """Until nothing is compiled any more."""
+        self._is_done.wait()
 
     def _run(self) -> None:
         try:
@@ -60,6 +67,7 @@ class KernelWarmup:
             logger.warning("warming up kernels failed; steps will compile theirs", exc_info=True)
         finally:
             self._is_first_done.set()
+            self._is_done.set()
 
 
 def widths_of(
@@ -70,19 +78,29 @@ def widths_of(
     tensor_parallel_size: int,
     block_size: int,
     dtype: torch.dtype,
+    is_whole: bool,
+    has_dense_cache: bool,
 ) -> ModelWidths:
-    """What the kernels of one rank's part of a model depend on."""
+    """What the kernels of one rank's part of a model depend on.
+
+    Args:
+        is_whole: the rank has all of the model, in weights of ``dtype``.
+        has_dense_cache: keys and values are of that type, too.
+    """
     return ModelWidths(
         hidden_size=arch.hidden_size,
         intermediate_size=arch.intermediate_size // tensor_parallel_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=arch.head_dim,
-        vocab_size=arch.vocab_size,
+        vocab_size=-(-arch.vocab_size // tensor_parallel_size),
         block_size=block_size,
         dtype=dtype,
         has_qk_norm=arch.qk_norm,
         windows=tuple(dict.fromkeys(arch.layer_windows)),
         soft_cap=arch.attn_logit_softcap,
         activation="silu" if arch.hidden_act in ("silu", "swish") else "gelu_tanh",
+        has_qkv_bias=arch.attention_bias,
+        has_dense_cache=has_dense_cache,
+        num_layers=arch.num_layers if is_whole else 0,
     )

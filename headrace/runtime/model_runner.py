@@ -57,10 +57,16 @@ class PendingOutput:
     sampled: SamplerOutput | None
     prompt_logprobs: dict[str, list[TokenLogprobs]]
     errors: dict[str, str]
+    is_preparing: bool = False
 
     def finish(self) -> ModelRunnerOutput:
         """The results. The copies to the host were queued with the step; whoever calls has waited for its end."""
-        output = ModelRunnerOutput(self.step_id, prompt_logprobs=self.prompt_logprobs, errors=self.errors)
+        output = ModelRunnerOutput(
+            self.step_id,
+            prompt_logprobs=self.prompt_logprobs,
+            errors=self.errors,
+            is_preparing=self.is_preparing,
+        )
         if self.sampled is None:
             return output
         tokens = self.sampled.token_ids.tolist()
@@ -175,7 +181,13 @@ class ModelRunner:
         logprob_rows, sampled = self._sample(step, result, mask)
         on_host = sampled.start_download() if sampled is not None else None
         return PendingOutput(
-            self._step_id, step.sampled_ids, logprob_rows, on_host, prompt_logprobs, self._errors
+            self._step_id,
+            step.sampled_ids,
+            logprob_rows,
+            on_host,
+            prompt_logprobs,
+            self._errors,
+            result.is_preparing,
         )
 
     def _run(self, step: StepLayout) -> StepResult:

@@ -19,6 +19,7 @@ class StepResult:
     logits: [S, V] float32 of those rows, or None: not computed yet.
     picked: tokens that are in the table already, if no request asks for more than the best token or one drawn without
         filters; None: not picked yet.
+    is_preparing: the step was recorded or captured for the next of its kind, too, so its time says nothing of theirs.
     """
 
     hidden: torch.Tensor
@@ -26,3 +27,4 @@ class StepResult:
     sampled_places: torch.Tensor
     logits: torch.Tensor | None = None
     picked: SamplerOutput | None = None
+    is_preparing: bool = False

@@ -317,25 +317,29 @@ class Worker:
             sampling=load_kernels("sampling", self._device, self._kernels),
             optimize=self._fuse,
             capture=self._booked(CudaCapture()),
-            may_capture=self._planners.may_capture,
+            may_capture=self._may_capture,
             picks=self._world.stage.is_last,
             link=link,
         )
 
     def _booked(self, capture: Capture) -> Capture:
-        """Captures after all warming up, and books what graphs hold."""
+        """Captures, and books what graphs hold."""
 
         def captured(body: Callable[[], None]) -> Callable[[], None]:
-            if self._warmup is not None:
-                self._warmup.wait()
             with self._memory.spending_of_device("graphs"):
                 return capture(body)
 
         return captured
 
+    def _may_capture(self) -> bool:
+        """Whether kernels are compiled and no other thread launches. Ranks capture in the same step: they wait."""
+        if self._warmup is not None and self._world.size > 1:
+            self._warmup.wait()
+        return (self._warmup is None or self._warmup.is_done) and self._planners.may_capture()
+
     def _warm_up_kernels(self) -> KernelWarmup | None:
-        """Begin to compile what a dense model's steps need; other forms compile theirs as they go."""
-        if self._attention != "triton" or self.kv_dtype != self.dtype:
+        """Begin to compile what steps of dense weights need; other forms compile theirs as they go."""
+        if self._attention != "triton":
             return None
         from headrace.runtime.kernel_warmup import KernelWarmup, widths_of
 
@@ -346,6 +350,8 @@ class Worker:
             tensor_parallel_size=self._world.tensor.size,
             block_size=self._cache.block_size,
             dtype=self.dtype,
+            is_whole=self._world.size == 1,
+            has_dense_cache=self.kv_dtype == self.dtype,
         )
         return KernelWarmup(widths, self._device)
 
@@ -354,7 +360,8 @@ class Worker:
         if self._fused_reduce is not None and num_tokens <= self._fused_reduce.max_rows:
             plan = load_kernels("reduce_fusion", self._device).fuse_reductions(plan, self._fused_reduce.op)
         fusion = load_kernels("fusion", self._device)
-        fused: OpPlan = fusion.fuse(plan, num_tokens, self.dtype)
+        is_windowed = any(self._arch.layer_windows)
+        fused: OpPlan = fusion.fuse(plan, num_tokens, self.dtype, is_windowed=is_windowed)
         return fused
 
     def _size_kv_cache(self) -> int:

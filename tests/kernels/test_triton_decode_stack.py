@@ -15,6 +15,7 @@ from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan, record
 from headrace.kernels.registry import Ops
 from headrace.kernels.triton.decode_stack import divide, stack_layers
+from headrace.kernels.triton.fusion import fuse
 from tests.kernels.triton_setup import DEVICE, HALF, relative_error
 
 EPS, BLOCK = 1e-5, 16
@@ -200,6 +201,13 @@ def test_layers_that_differ_are_left_alone() -> None:
 
     assert names_after(change) is None
     assert names_after(lambda model: setattr(model, "shape", replace(model.shape, soft_cap=30.0))) is None
+
+
+def test_layers_with_a_window_are_no_stack() -> None:
+    """A stack reads every block from the first on; of a window's, the old ones belong to others by then."""
+    plan = record(Model(Shape(), 2), make_batch(5, 2))
+    assert [call.name for call in fuse(plan, 1, HALF).calls] == ["embedding", "decode_stack", "add_rms_norm"]
+    assert "decode_stack" not in [call.name for call in fuse(plan, 1, HALF, is_windowed=True).calls]
 
 
 def test_other_plans_are_left_alone() -> None:

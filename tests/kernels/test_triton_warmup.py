@@ -9,7 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace.kernels.triton.warmup import ModelWidths, decode_calls, first_token_calls, warm_up
+from headrace.kernels.triton.model_widths import ModelWidths
+from headrace.kernels.triton.warmup import decode_calls, first_token_calls, warm_up
 from tests.kernels.triton_setup import DEVICE, HALF
 
 WIDTHS = ModelWidths(

@@ -16,6 +16,7 @@ from headrace.config import EngineConfig
 from headrace.core.output import EngineCoreRequest
 from headrace.engine.assemble import build_engine_core
 from headrace.engine.engine_core import EngineCore
+from headrace.kernels.op_plan import OpPlan
 from headrace.kernels.reference import sampling
 from headrace.runtime.cuda_graph import GraphedSteps
 from headrace.runtime.worker import Worker
@@ -48,7 +49,7 @@ class FakeCapture:
         return replay
 
 
-def add_small_steps(worker: Worker, max_num_seqs: int) -> FakeCapture:
+def add_small_steps(worker: Worker, max_num_seqs: int, **options: Any) -> FakeCapture:
     """What the worker does on a GPU, with the reference planner."""
     runner, model = worker._runner, worker._model
     assert runner is not None and model is not None
@@ -65,8 +66,8 @@ def add_small_steps(worker: Worker, max_num_seqs: int) -> FakeCapture:
         max_tokens=MAX_TOKENS,
         max_requests=max_num_seqs,
         sampling=sampling,
-        optimize=lambda plan, num_tokens: plan,
         capture=capture,
+        **({"optimize": lambda plan, num_tokens: plan} | options),
     )
     return capture
 
@@ -143,6 +144,45 @@ def test_each_step_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     answers(core, PARAMS[:1])
     core.shutdown()
     assert counts["steps"] == counts["bodies"] > 10
+
+
+def test_until_kernels_are_ready_recorded_ops_run(tmp_path: Path) -> None:
+    """Nothing waits for a compiler: neither optimized plans nor graphs are made before."""
+    make_model("llama", tmp_path)
+    core = build_core(tmp_path)
+    optimized: list[int] = []
+    is_ready = [False]
+
+    def optimize(plan: OpPlan, num_tokens: int) -> OpPlan:
+        assert is_ready[0]
+        optimized.append(num_tokens)
+        return OpPlan(plan.calls, plan.buffers, plan.result)
+
+    worker = core.executor._worker  # type: ignore[attr-defined]
+    capture = add_small_steps(worker, 8, optimize=optimize, may_capture=lambda: is_ready[0])
+    eager = answers(core, PARAMS)
+    assert not capture.num_replays and not optimized
+    is_ready[0] = True
+    core.reset_prefix_cache()
+    graphed = answers(core, PARAMS)
+    core.shutdown()
+    assert sum(capture.num_replays) > 2 and len(optimized) == len(set(optimized))
+    assert [tokens for tokens, _ in eager.values()] == [tokens for tokens, _ in graphed.values()]
+
+
+def test_steps_that_prepare_others_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their time is not what the cost model learns from: each kind's recording and its capture, nothing else."""
+    make_model("llama", tmp_path)
+    core = build_core(tmp_path)
+    capture = add_small_steps(core.executor._worker, 8)  # type: ignore[attr-defined]
+    outputs, observed = [], []
+    core.scheduler.watcher = lambda features, output: outputs.append(output.is_preparing)
+    monkeypatch.setattr(core.scheduler.cost_model, "observe", lambda *step: observed.append(step))
+    answers(core, PARAMS[:1])
+    small_steps = core.executor._worker._runner.small_steps  # type: ignore[attr-defined]
+    assert sum(outputs) == len(small_steps._seen) + len(capture.num_replays) > 4
+    assert len(observed) == len(outputs) - sum(outputs) > 4
+    core.shutdown()
 
 
 @pytest.mark.gpu

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +15,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace.kernels.triton.warmup import ModelWidths
+from headrace.kernels.triton.model_widths import ModelWidths
 from headrace.runtime import kernel_warmup
 from headrace.runtime.kernel_warmup import KernelWarmup
+from tests.e2e.tiny_models import make_model
 from tests.kernels.triton_setup import DEVICE
 
+ROOT = Path(__file__).parents[2]
 WIDTHS = ModelWidths(64, 96, 4, 2, 16, 200, 16, torch.float32)
 
 
@@ -35,8 +42,10 @@ def test_the_first_token_does_not_wait_for_what_decoding_needs(gate: threading.E
     warmup = KernelWarmup(WIDTHS, DEVICE)
     warmup.wait_first_token()
     assert list(warmup.first_token.seconds) == ["prompts"] and not warmup.decode.seconds
+    assert not warmup.is_done
     gate.set()
     warmup.wait()
+    assert warmup.is_done
     assert list(warmup.decode.seconds) == ["decodes"]
 
 
@@ -49,6 +58,7 @@ def test_a_kernel_that_does_not_compile_is_left_to_its_step(
     monkeypatch.setattr(kernel_warmup, "first_token_calls", lambda widths, device: {"prompts": fail})
     warmup = KernelWarmup(WIDTHS, DEVICE)
     warmup.wait_first_token()
+    gate.set()
     warmup.wait()
     assert "no such instruction" in caplog.text
 
@@ -57,3 +67,20 @@ def test_the_kernels_of_a_model_run() -> None:
     warmup = KernelWarmup(WIDTHS, DEVICE, num_threads=1)
     warmup.wait()
     assert len(warmup.first_token.seconds) == 8 and warmup.decode.seconds
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3"])
+def test_steps_of_all_sizes_compile_nothing_that_was_not_warmed_up(tmp_path: Path, model_type: str) -> None:
+    """Nor is anything compiled in several variants, or in vain."""
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, "vocab_size": 512}
+    make_model(model_type, tmp_path, intermediate_size=8192, **sizes)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks/kernels")])
+    command = [sys.executable, "tests/runtime/walk_variants.py", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    assert report["late"] == [] and report["unused"] == []
+    num_windows = 2 if model_type == "gemma3" else 1
+    assert report["steps"]["_rope_and_store_kernel"] == report["steps"]["chunk_race_kernel"] == 1
+    assert report["steps"]["short_tiles_kernel"] == num_windows

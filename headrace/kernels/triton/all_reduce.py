@@ -85,7 +85,7 @@ def all_reduce_add_norm(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _all_reduce_add_norm_kernel(
     x_ptr,
     residual_ptr,

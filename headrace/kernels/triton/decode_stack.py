@@ -13,7 +13,7 @@ from headrace.kernels.op_plan import OpCall, OpPlan, Symbol
 from headrace.kernels.triton import decode_stack_kernel as kernel
 from headrace.kernels.triton.decode_stack_config import StackConfig
 from headrace.kernels.triton.decode_stack_kernel import decode_stack_kernel
-from headrace.kernels.triton.launch import INTERPRETED, num_multiprocessors
+from headrace.kernels.triton.launch import INTERPRETED, compile_ahead, num_multiprocessors
 from headrace.kernels.triton.row_product import Share
 
 LAYER_OPS = (
@@ -43,7 +43,7 @@ class HasTable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class LayerTensors:
     """One layer's tensors and what it shares with the others."""
 
     qkv: torch.Tensor
@@ -72,7 +72,7 @@ class DecodeStack:
     """
 
     def __init__(
-        self, layers: Sequence[_Layer], eps: float, scale: float, heads: tuple[int, int, int], kind: str
+        self, layers: Sequence[LayerTensors], eps: float, scale: float, heads: tuple[int, int, int], kind: str
     ) -> None:
         first = layers[0]
         self._layers = layers  # keeps the tensors alive
@@ -109,15 +109,37 @@ class DecodeStack:
             plan: whose block table has the request in its first row.
             positions, slot_mapping: [1] int64.
         """
-        first = self._layers[0]
         self._counters.zero_()
         hidden.zero_()
-        options = {} if INTERPRETED else {"launch_cooperative_grid": True}
-        decode_stack_kernel[(self._num_programs,)](
+        tensors = (residual, hidden, plan.block_table, positions, slot_mapping)
+        decode_stack_kernel[(self._num_programs,)](*self._arguments(*tensors), **self._options)
+
+    def compile(self) -> None:
+        """Compile and load the kernel that calls will launch; nothing runs, so that the tensors may be of no device."""
+        row = self._spare.unsqueeze(0)
+        number = torch.zeros(1, dtype=torch.int64, device=row.device)
+        table = torch.zeros((1, 1), dtype=torch.int32, device=row.device)
+        compile_ahead(decode_stack_kernel, *self._arguments(row, row, table, number, number), **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        cooperative = {} if INTERPRETED else {"launch_cooperative_grid": True}
+        return {"num_warps": _NUM_WARPS, **cooperative}
+
+    def _arguments(
+        self,
+        residual: torch.Tensor,
+        hidden: torch.Tensor,
+        block_table: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> tuple[Any, ...]:
+        first = self._layers[0]
+        return (
             residual, hidden, self._spare, self._normed, self._qkv, self._attended, self._act, first.qkv, first.norm_1,
-            first.k_cache, self._places, first.cos_sin, positions, slot_mapping, plan.block_table,
+            first.k_cache, self._places, first.cos_sin, positions, slot_mapping, block_table,
             self._partials, self._log_sums, self._counters, first.k_cache.stride(0), self._scale, self._eps,
-            self._config, *self._shares, num_warps=_NUM_WARPS, **options,
+            self._config, *self._shares,
         )  # fmt: skip
 
 
@@ -146,7 +168,7 @@ def stack_layers(plan: OpPlan) -> OpPlan | None:
     )
 
 
-def _layer(calls: Sequence[OpCall], is_first: bool) -> _Layer | None:
+def _layer(calls: Sequence[OpCall], is_first: bool) -> LayerTensors | None:
     """A layer's tensors, if its calls are those of a plain decoder layer and linked as in one."""
     norm, *rest = calls
     if norm.name != ("rms_norm" if is_first else "add_rms_norm"):
@@ -177,7 +199,7 @@ def _layer(calls: Sequence[OpCall], is_first: bool) -> _Layer | None:
     common = (residual, hidden, plan, positions, slots, eps, scale, heads, act.args[1])
     if not all(isinstance(value, Symbol) for value in common[:5]) or rope.args[3] != eps:
         return None
-    return _Layer(
+    return LayerTensors(
         qkv.args[1], qkv.args[2], output.args[1], gate_up.args[1], down.args[1], norm.args[-3], norm_weight,
         rope.args[1], rope.args[2], rope.args[7], rope.args[8], common, rope.args[4],
     )  # fmt: skip
@@ -188,7 +210,7 @@ def _is_whole(linear: OpCall, x: Any, out: Any) -> bool:
     return linear.args[0] == x and linear.args[3] == out and linear.args[4] == 0
 
 
-def _is_alike(first: _Layer, other: _Layer) -> bool:
+def _is_alike(first: LayerTensors, other: LayerTensors) -> bool:
     weights = [(layer.qkv, layer.output, layer.gate_up, layer.down) for layer in (first, other)]
     norms = [(layer.norm_1, layer.norm_2) for layer in (first, other)]
     caches = [(layer.k_cache, layer.v_cache) for layer in (first, other)]
@@ -205,15 +227,19 @@ def _is_alike(first: _Layer, other: _Layer) -> bool:
         and all(cache.stride()[1:] == (block_size * head_dim, head_dim, 1) for cache in caches[1])
         and (first.bias is None) == (other.bias is None)
         and (first.q_norm is None) == (other.q_norm is None)
-        and head_dim >= 2 * _MIN_DOT_ROWS
-        and head_dim & (head_dim - 1) == 0
+        and is_head_dim_stacked(head_dim)
         and num_queries * head_dim == first.output.shape[1]
         and all(_offset(base, tensor) is not None for _, base, tensor in _tensors(first, other))
     )
 
 
+def is_head_dim_stacked(head_dim: int) -> bool:
+    """Whether the kernel is made for heads of that size."""
+    return head_dim >= 2 * _MIN_DOT_ROWS and head_dim & (head_dim - 1) == 0
+
+
 def _config(
-    layers: Sequence[_Layer], heads: tuple[int, int, int], kind: str, num_programs: int
+    layers: Sequence[LayerTensors], heads: tuple[int, int, int], kind: str, num_programs: int
 ) -> StackConfig:
     first = layers[0]
     num_heads, num_kv_heads, head_dim = heads
@@ -234,7 +260,7 @@ def _config(
     )
 
 
-def _shares(layer: _Layer, num_programs: int) -> tuple[Share, Share, Share, Share]:
+def _shares(layer: LayerTensors, num_programs: int) -> tuple[Share, Share, Share, Share]:
     """How the four products of a layer are divided."""
     hidden, num_inner = layer.down.shape
     return (
@@ -260,7 +286,7 @@ def divide(n: int, k: int, num_programs: int, num_matrices: int = 1) -> Share:
     return best
 
 
-def _places(layers: Sequence[_Layer]) -> torch.Tensor:
+def _places(layers: Sequence[LayerTensors]) -> torch.Tensor:
     """[L, 11] int64: where each layer's tensors begin, in elements from the first layer's."""
     table = torch.zeros((len(layers), kernel.NUM_PLACES), dtype=torch.int64)
     for index, layer in enumerate(layers):
@@ -271,7 +297,7 @@ def _places(layers: Sequence[_Layer]) -> torch.Tensor:
     return table
 
 
-def _tensors(first: _Layer, layer: _Layer) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+def _tensors(first: LayerTensors, layer: LayerTensors) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
     """(column of the table, base, tensor) of a layer's tensors that exist."""
     columns = (
         (kernel.QKV, first.qkv, layer.qkv),

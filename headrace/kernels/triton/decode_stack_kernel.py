@@ -57,7 +57,7 @@ def _place(places_ptr, layer, which):
     return tl.multiple_of(tl.load(places_ptr + layer * NUM_COLUMNS + which), 16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr", "table_ptr"])
 def decode_stack_kernel(
     residual_ptr, hidden_ptr, spare_ptr, normed_ptr, qkv_ptr, attended_ptr, act_ptr, weights_ptr, norms_ptr,
     cache_ptr, places_ptr, cos_sin_ptr, positions_ptr, slots_ptr, table_ptr, partials_ptr, log_sums_ptr,

@@ -56,7 +56,7 @@ def _launch(
     )
 
 
-@triton.jit(do_not_specialize=["first_row", "num_rows"])
+@triton.jit(do_not_specialize=["first_row", "num_rows"], do_not_specialize_on_alignment=["ids_ptr"])
 def _gather_kernel(
     table_ptr,
     ids_ptr,

@@ -29,13 +29,14 @@ _OUTPUT_PLACES = {"embedding": 2, "rms_norm": 3, "add_rms_norm": 4, "gated_act":
 Rule = Callable[[OpCall, OpCall], "list[OpCall] | None"]
 
 
-def fuse(plan: OpPlan, num_rows: int, dtype: torch.dtype) -> OpPlan:
+def fuse(plan: OpPlan, num_rows: int, dtype: torch.dtype, *, is_windowed: bool = False) -> OpPlan:
     """A plan that gives the same, but for the order of sums, for steps of exactly ``num_rows`` tokens.
 
     Args:
         dtype: of the activations.
+        is_windowed: some layer's attention has a window, which a decode stack does not know.
     """
-    if num_rows == 1:
+    if num_rows == 1 and not is_windowed:
         stacked = stack_layers(plan)
         if stacked is not None:
             return stacked

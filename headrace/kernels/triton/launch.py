@@ -4,6 +4,10 @@ With programmatic dependent launch (compute capability 9 and up) a kernel may st
 Every kernel here lets the next one start at once (``let_next_start``) and calls ``wait_for_previous`` before it touches
 anything that an earlier kernel wrote or reads: what stands before the wait (weights into the L2, table lookups of
 constants) overlaps with the previous kernel. A kernel that waits has waited for all before it, since each of them did.
+
+Triton compiles a kernel anew for integers that are 1 or multiples of 16 and for pointers that are aligned. Counts of
+rows and outputs (``do_not_specialize``) and pointers to one number a row (``do_not_specialize_on_alignment``) are left
+out of that: they differ from step to step and speed up no load. Strides and pointers to rows are not.
 """
 
 from __future__ import annotations
@@ -45,6 +49,17 @@ def architecture() -> int:
 def launch_options() -> dict[str, Any]:
     """Keyword arguments of every launch: the kernel's ``PDL`` and what asks the driver for it."""
     return {"PDL": True, "launch_pdl": True} if architecture() >= _DEPENDENT_LAUNCH_ARCH else {"PDL": False}
+
+
+def compile_ahead(kernel: Any, *args: Any, **options: Any) -> None:
+    """Compile and load what a launch with these arguments needs, without launching; nothing in the interpreter.
+
+    Of tensors only type and alignment count; they may be of the device "meta".
+    """
+    if not INTERPRETED:
+        compiled = kernel.warmup(*args, grid=(1,), **options)
+        if compiled is not None:
+            compiled._init_handles()  # else the driver loads it at the first launch
 
 
 @triton.jit

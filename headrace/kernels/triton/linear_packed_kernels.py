@@ -103,7 +103,7 @@ def _row_part(
     return tl.sum(scaled, axis=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_outputs", "col"])
 def packed_row_kernel(
     x_ptr, codes_ptr, scales_ptr, minimums_ptr, bias_ptr, out_ptr,
     num_outputs, num_groups, col,
@@ -167,7 +167,7 @@ def _tile_part(
     return tl.dot(x, tl.trans(weights.to(x.dtype)), total, input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_outputs", "col"])
 def packed_tile_kernel(
     x_ptr, codes_ptr, scales_ptr, minimums_ptr, bias_ptr, out_ptr,
     num_rows, num_outputs, num_groups, col, x_stride, out_stride,
@@ -199,7 +199,7 @@ def packed_tile_kernel(
     tl.store(target, total.to(out_ptr.dtype.element_ty), mask=token_inside[:, None] & inside[None, :])
 
 
-@triton.jit(do_not_specialize=["first_row"])
+@triton.jit(do_not_specialize=["first_row", "num_rows"])
 def decode_rows_kernel(
     ids_ptr, codes_ptr, scales_ptr, minimums_ptr, out_ptr,
     num_rows, num_groups, out_stride, first_row, scale,

@@ -65,7 +65,7 @@ def _tokens_of(table_ptr, slots_ptr, lengths_ptr, row, table_stride, BLOCK: tl.c
     return place, tokens, inside
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "lengths_ptr", "prompt_lengths_ptr"])
 def _count_kernel(
     table_ptr,
     slots_ptr,
@@ -87,7 +87,12 @@ def _count_kernel(
     tl.atomic_or(target, _IN_PROMPT, mask=inside & (~is_output), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        *("slots_ptr", "lengths_ptr", "prompt_lengths_ptr", "rows_ptr"),
+        *("repetition_ptr", "frequency_ptr", "presence_ptr"),
+    ]
+)
 def _penalize_kernel(
     table_ptr,
     slots_ptr,

@@ -100,7 +100,7 @@ def _store_halves(target, first, second, mask, HALF: tl.constexpr):
     tl.store(target + HALF, second.to(dtype), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rope_and_store_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, eps, cos_sin_ptr, positions_ptr, slots_ptr, k_cache_ptr, v_cache_ptr,
     k_scales_ptr, v_scales_ptr, qkv_stride, block_stride, k_head_stride, v_head_stride, scales_block_stride,

@@ -66,7 +66,7 @@ def row_argmax_kernel(
     tl.store(ids_ptr + row, index.to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["row_max_ptr", "temperature_ptr", "threshold_ptr", "key_ptr"])
 def chunk_race_kernel(
     logits_ptr, row_max_ptr, temperature_ptr, threshold_ptr, key_ptr, values_ptr, ids_ptr, row_stride, num_tokens,
     CHUNK: tl.constexpr, HAS_THRESHOLD: tl.constexpr, PDL: tl.constexpr,
@@ -122,7 +122,7 @@ def log_sum_kernel(tops_ptr, sums_ptr, out_ptr, num_chunks, BLOCK: tl.constexpr,
     tl.store(out_ptr + row, (tl.log(total) + top.to(tl.float64)).to(tl.float32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["token_logits_ptr"])
 def chunk_larger_kernel(
     logits_ptr, token_logits_ptr, counts_ptr, row_stride, num_tokens, CHUNK: tl.constexpr, PDL: tl.constexpr
 ):

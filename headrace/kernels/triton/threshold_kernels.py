@@ -142,7 +142,9 @@ def search(
     return low
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=["row_max_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"]
+)
 def threshold_kernel(
     logits_ptr, row_max_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, threshold_ptr, scratch_ptr,
     row_stride, num_tokens,

@@ -30,7 +30,7 @@ def apply_token_mask(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tens
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows_ptr"])
 def _mask_kernel(
     logits_ptr,
     rows_ptr,

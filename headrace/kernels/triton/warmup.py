@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,39 +21,18 @@ import torch
 from headrace.kernels.triton.activation import gated_act
 from headrace.kernels.triton.attention import WORK_KEY, attention
 from headrace.kernels.triton.attention_work import PackedWork, pack
+from headrace.kernels.triton.decode_stack import DecodeStack, LayerTensors
 from headrace.kernels.triton.embedding import embedding
-from headrace.kernels.triton.fused import linear_add, norm_gated_linear, norm_linear
-from headrace.kernels.triton.linear import linear
+from headrace.kernels.triton.fused import gated_linear, norm_linear
+from headrace.kernels.triton.linear import gemv_shape, linear, skinny_shape
+from headrace.kernels.triton.model_widths import ModelWidths
 from headrace.kernels.triton.norm import add_rms_norm, rms_norm
 from headrace.kernels.triton.rope_and_store import rope_and_store
 from headrace.kernels.triton.sampling import row_argmax, sample_rows
 
 Call = Callable[[], object]
 
-_OUTPUTS = 64
 _EPS = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class ModelWidths:
-    """What the kernels of a model depend on, of one rank.
-
-    windows: of its layers, each once; None is full attention.
-    has_qk_norm, activation: see the layers.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    block_size: int
-    dtype: torch.dtype
-    has_qk_norm: bool = False
-    windows: tuple[int | None, ...] = (None,)
-    soft_cap: float | None = None
-    activation: str = "silu"
 
 
 @dataclass(slots=True)
@@ -82,11 +62,12 @@ def warm_up(
 
 
 def first_token_calls(widths: ModelWidths, device: torch.device) -> dict[str, Call]:
-    """What a prompt needs, up to its first token: eight kernels and the pick of the best token."""
+    """What a prompt needs, up to its first token: eight kernels and the pick of the best token; the slowest first."""
     make = _Maker(widths, device)
     return {
         **make.attention_calls("prompts", 64),
-        "rope_and_store": make.rope_and_store,
+        "head": lambda: make.linear(1, *widths.head),
+        **({"rope_and_store": make.rope_and_store} if widths.has_dense_cache else {}),
         "gated_act": lambda: gated_act(
             make.rows(2, 2 * widths.intermediate_size),
             widths.activation,
@@ -96,42 +77,48 @@ def first_token_calls(widths: ModelWidths, device: torch.device) -> dict[str, Ca
             make.hidden(2), make.hidden(2), make.norm(), _EPS, make.hidden(2)
         ),
         "rms_norm": lambda: rms_norm(make.hidden(2), make.norm(), _EPS, make.hidden(2)),
-        "embedding": lambda: embedding(make.ids(), make.weight(widths.hidden_size), make.hidden(1)),
-        "head": lambda: linear(
-            make.hidden(1),
-            make.weight(widths.hidden_size),
-            None,
-            torch.empty((1, _OUTPUTS), dtype=torch.float32, device=device),
-        ),
+        "embedding": lambda: embedding(make.ids(), make.rows(1, widths.hidden_size), make.hidden(1)),
         "best token": lambda: row_argmax(make.logits()),
     }
 
 
 def decode_calls(widths: ModelWidths, device: torch.device) -> dict[str, Call]:
-    """What tokens after the first need besides: attention of one row, linears of one row and of a few, drawing."""
+    """What tokens after the first need besides: attention of one row, linears of one row and of a few, drawing, and
+    the ops that optimized plans put in place of others. The slowest are first."""
     make = _Maker(widths, device)
-    inputs = {widths.hidden_size, widths.num_heads * widths.head_dim, widths.intermediate_size}
     calls = make.attention_calls("decodes", 1)
-    for num_rows in (1, 2):
-        for width in inputs:
-            calls[f"linear of {num_rows} x {width}"] = partial(make.linear, num_rows, width)
-    for width in inputs - {widths.hidden_size}:
-        calls[f"linear_add of {width}"] = partial(make.linear_add, width)
-    hidden, norm = widths.hidden_size, make.norm
-    calls["norm_linear"] = lambda: norm_linear(
-        make.hidden(1), norm(), _EPS, make.weight(hidden), None, make.rows(1, _OUTPUTS)
-    )
-    calls["norm_gated_linear"] = lambda: norm_gated_linear(
-        make.hidden(1),
-        norm(),
-        _EPS,
-        make.weight(hidden),
-        None,
-        widths.activation,
-        make.rows(1, _OUTPUTS // 2),
-    )
+    if widths.has_stack:
+        calls["decode_stack"] = lambda: make_stack(widths).compile()
+    calls |= make.linear_calls()
+    calls |= make.fused_calls()
     calls["drawing"] = make.draw
     return calls
+
+
+def make_stack(widths: ModelWidths) -> DecodeStack:
+    """A decode stack without memory, to compile from."""
+    empty = partial(torch.empty, dtype=widths.dtype, device="meta")
+    hidden, heads = widths.hidden_size, (widths.num_heads, widths.num_kv_heads, widths.head_dim)
+    (num_qkv, _), (_, num_attended) = widths.qkv, widths.output
+    norm = torch.empty(hidden, device="meta")
+    head_norm = torch.empty(widths.head_dim, device="meta") if widths.has_qk_norm else None
+    blocks = empty((1, widths.num_layers, 2, widths.num_kv_heads, widths.block_size, widths.head_dim))
+    layer = LayerTensors(
+        qkv=empty((num_qkv, hidden)),
+        bias=empty(num_qkv) if widths.has_qkv_bias else None,
+        output=empty((hidden, num_attended)),
+        gate_up=empty(widths.gate_up),
+        down=empty(widths.down),
+        norm_1=norm,
+        norm_2=norm,
+        q_norm=head_norm,
+        k_norm=head_norm,
+        k_cache=blocks[:, 0, 0],
+        v_cache=blocks[:, 0, 1],
+        common=(),
+        cos_sin=torch.empty((1, widths.head_dim), device="meta"),
+    )
+    return DecodeStack([layer] * widths.num_layers, _EPS, 1.0, heads, widths.activation)
 
 
 class _Maker:
@@ -148,14 +135,67 @@ class _Maker:
     def hidden(self, count: int) -> torch.Tensor:
         return self.rows(count, self._widths.hidden_size)
 
-    def weight(self, num_inputs: int) -> torch.Tensor:
-        return self.rows(_OUTPUTS, num_inputs)
+    def weight(self, num_outputs: int, num_inputs: int) -> torch.Tensor:
+        """Of as many rows as the model's, since tiles depend on that, which all are the same memory."""
+        return self.rows(1, num_inputs).expand(num_outputs, num_inputs)
 
-    def linear(self, count: int, num_inputs: int) -> None:
-        linear(self.rows(count, num_inputs), self.weight(num_inputs), None, self.rows(count, _OUTPUTS))
+    def bias(self, num_outputs: int, has_bias: bool) -> torch.Tensor | None:
+        return self.rows(1, num_outputs)[0] if has_bias else None
 
-    def linear_add(self, num_inputs: int) -> None:
-        linear_add(self.rows(1, num_inputs), self.weight(num_inputs), None, self.rows(1, _OUTPUTS))
+    def linear(
+        self,
+        count: int,
+        num_outputs: int,
+        num_inputs: int,
+        has_bias: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        out = torch.empty((count, num_outputs), dtype=dtype, device=self._device)
+        linear(
+            self.rows(count, num_inputs),
+            self.weight(num_outputs, num_inputs),
+            self.bias(num_outputs, has_bias),
+            out,
+        )
+
+    def linear_calls(self) -> dict[str, Call]:
+        """Linears of one row and of a few, which differ from each other."""
+        widths = self._widths
+        calls: dict[str, Call] = {}
+        shapes: dict[Any, tuple[Any, ...]] = {}
+        for sizes in (widths.qkv, widths.output, widths.gate_up, widths.down):
+            has_bias = sizes == widths.qkv and widths.has_qkv_bias
+            shapes[gemv_shape(*sizes), skinny_shape(2, *sizes), sizes[1], has_bias] = (
+                *sizes,
+                has_bias,
+                widths.dtype,
+            )
+        for count in (1, 2):
+            for num_outputs, num_inputs, *rest in shapes.values():
+                name = f"linear of {count} x {num_inputs} to {num_outputs}"
+                calls[name] = partial(self.linear, count, num_outputs, num_inputs, *rest)
+        calls["head of a few"] = partial(self.linear, 2, *widths.head)
+        return calls
+
+    def fused_calls(self) -> dict[str, Call]:
+        """What optimized plans have in place of other ops: of one row, where layers are no stack, and of a few."""
+        calls: dict[str, Call] = {}
+        if not self._widths.has_stack:
+            calls = {"norm_linear": self.norm_linear, "gated_linear of 1": partial(self.gated_linear, 1)}
+        if self._widths.dtype != torch.float32:
+            calls["gated_linear of 2"] = partial(self.gated_linear, 2)
+        return calls
+
+    def norm_linear(self) -> None:
+        num_outputs, num_inputs = self._widths.qkv
+        bias = self.bias(num_outputs, self._widths.has_qkv_bias)
+        weight = self.weight(num_outputs, num_inputs)
+        norm_linear(self.hidden(1), self.norm(), _EPS, weight, bias, self.rows(1, num_outputs))
+
+    def gated_linear(self, count: int) -> None:
+        widths = self._widths
+        weight, out = self.weight(*widths.gate_up), self.rows(count, widths.intermediate_size)
+        gated_linear(self.hidden(count), weight, None, widths.activation, out)
 
     def norm(self) -> torch.Tensor:
         return torch.ones(self._widths.hidden_size, dtype=torch.float32, device=self._device)
@@ -190,6 +230,8 @@ class _Maker:
 
     def attention_calls(self, whose: str, num_rows: int) -> dict[str, Call]:
         """One for each kind of layer."""
+        if not self._widths.has_dense_cache:
+            return {}
         return {
             f"attention of {whose}, window {window}": partial(self.attention, num_rows, window)
             for window in self._widths.windows

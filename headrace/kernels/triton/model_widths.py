@@ -1,0 +1,73 @@
+"""ModelWidths: the sizes of a model that its kernels are compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headrace.kernels.triton.decode_stack import is_head_dim_stacked
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWidths:
+    """What the kernels of a model depend on, of one rank.
+
+    windows: of its layers, each once; None is full attention.
+    has_qk_norm, has_qkv_bias, activation: see the layers.
+    has_dense_cache: keys and values are of ``dtype``; of other caches, what reads and writes them is not warmed up.
+    num_layers: of this rank's stage, where all of them and the embedding are there; 0: they make no decode stack.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    block_size: int
+    dtype: torch.dtype
+    has_qk_norm: bool = False
+    windows: tuple[int | None, ...] = (None,)
+    soft_cap: float | None = None
+    activation: str = "silu"
+    has_qkv_bias: bool = False
+    has_dense_cache: bool = True
+    num_layers: int = 0
+
+    @property
+    def qkv(self) -> tuple[int, int]:
+        """(outputs, inputs) of the query-key-value product."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim, self.hidden_size
+
+    @property
+    def output(self) -> tuple[int, int]:
+        """(outputs, inputs) of the attention's output product."""
+        return self.hidden_size, self.num_heads * self.head_dim
+
+    @property
+    def gate_up(self) -> tuple[int, int]:
+        """(outputs, inputs) of the gate and up products."""
+        return 2 * self.intermediate_size, self.hidden_size
+
+    @property
+    def down(self) -> tuple[int, int]:
+        """(outputs, inputs) of the down product."""
+        return self.hidden_size, self.intermediate_size
+
+    @property
+    def head(self) -> tuple[int, int]:
+        """(outputs, inputs) of the head."""
+        return self.vocab_size, self.hidden_size
+
+    @property
+    def has_stack(self) -> bool:
+        """Whether plans of one token become a decode stack."""
+        return (
+            self.num_layers > 0
+            and self.has_dense_cache
+            and self.windows == (None,)
+            and self.soft_cap is None
+            and self.dtype != torch.float32
+            and is_head_dim_stacked(self.head_dim)
+        )

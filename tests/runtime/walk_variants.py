@@ -1,0 +1,172 @@
+"""Which kernels are compiled, with no GPU and without compiling: by warming up, and then by steps of all sizes.
+
+Run by test_kernel_warmup as a program, since nothing here may run in Triton's interpreter. Launches on tensors of the
+CPU, none of which is known to Triton, so none runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton.runtime.jit as jit
+from triton_timing import compiling_only  # of benchmarks/kernels
+
+from headrace.attention.base import AttentionShape, PlanLimits
+from headrace.attention.triton import TritonBackend
+from headrace.checkpoint import load_architecture, resolve_model
+from headrace.kernels.arena import Arena
+from headrace.kernels.registry import Ops, load_kernels
+from headrace.kernels.triton.fusion import fuse
+from headrace.kernels.triton.warmup import decode_calls, first_token_calls
+from headrace.layers.context import LayerContext
+from headrace.loader.base import open_weights
+from headrace.models.registry import build_model
+from headrace.runtime.cuda_graph import BUCKETS, GraphedSteps
+from headrace.runtime.kernel_warmup import widths_of
+from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
+from headrace.runtime.model_runner import ModelRunner
+from headrace.sampling_params import SamplingParams
+from tests.runtime.step_maker import Sequence, StepMaker
+
+CPU, BLOCK, MAX_SEQS, MAX_TOKENS, MAX_LEN = torch.device("cpu"), 16, 64, 512, 256
+
+
+class Variants:
+    """What would have been compiled."""
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self.names: dict[str, str] = {}
+
+    def note(self, kernel: jit.JITFunction, key: str) -> None:
+        self.keys.add(key)
+        self.names[key] = kernel.fn.__name__
+
+    def count(self) -> Counter[str]:
+        return Counter(self.names[key] for key in self.keys)
+
+
+@contextmanager
+def noting(variants: Variants):
+    """Within it kernels are noted in place of being compiled, with the keys that Triton keeps them under."""
+    original = jit.JITFunction._do_compile
+    jit.JITFunction._do_compile = lambda kernel, key, *_: variants.note(kernel, key)
+    try:
+        yield
+    finally:
+        jit.JITFunction._do_compile = original
+
+
+def make_runner(folder: Path, dtype: torch.dtype) -> tuple[ModelRunner, Any]:
+    """A model of Triton's ops on the CPU, its runner with graphs that are not captured, its architecture."""
+    source = resolve_model(str(folder))
+    arch = load_architecture(source)
+    context = LayerContext(
+        ops=Ops.for_device("cuda"),
+        weights=open_weights(source, arch, "dummy", 0, None, CPU),
+        dtype=dtype,
+        device=CPU,
+        arena=Arena(CPU),
+        max_model_len=MAX_LEN,
+    )
+    model = build_model(arch, context)
+    specs = kv_cache_specs_for(arch.layer_windows, arch.num_kv_heads, arch.head_dim, BLOCK, dtype)
+    layout = KVCacheLayout.for_specs(specs, arch.num_kv_heads, arch.head_dim, BLOCK, dtype)
+    kv_cache = KVCache(specs, layout, MAX_SEQS * MAX_LEN // BLOCK * len(specs), CPU, context.ops.copy_blocks)
+    model.bind_kv_cache(kv_cache)
+    model.reserve(2 * MAX_TOKENS, MAX_SEQS)
+    shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
+    sampling = load_kernels("sampling", "cuda")
+    runner = ModelRunner(
+        model,
+        kv_cache,
+        [TritonBackend(shape, CPU) for _ in specs],
+        max_num_seqs=MAX_SEQS,
+        max_model_len=MAX_LEN,
+        vocab_size=arch.vocab_size,
+        max_logits_rows=8,
+        sampling_kernels=sampling,
+    )
+    limits = PlanLimits(MAX_TOKENS, MAX_SEQS, MAX_LEN)
+    is_windowed = any(arch.layer_windows)
+    runner.small_steps = GraphedSteps(
+        model,
+        runner.states,
+        specs,
+        [TritonBackend(shape, CPU, limits) for _ in specs],
+        max_tokens=MAX_TOKENS,
+        max_requests=MAX_SEQS,
+        sampling=sampling,
+        optimize=lambda plan, num_tokens: fuse(plan, num_tokens, dtype, is_windowed=is_windowed),
+        capture=lambda body: body,
+    )
+    return runner, arch
+
+
+def walk(runner: ModelRunner, num_groups: int) -> None:
+    """Prompts and decodes of every bucket, greedy and drawn, three times each: recorded, captured, replayed."""
+    for temperature in (0.0, 0.8):
+        params = SamplingParams(temperature=temperature, max_tokens=64, seed=1)
+        for bucket in [size for size in BUCKETS if size <= MAX_TOKENS]:
+            for count in sorted({bucket, max(1, bucket - 3)}):
+                num = min(count, 4)
+                parts = [count // num + (index < count % num) for index in range(num)]
+                steps(runner, num_groups, [part for part in parts if part <= MAX_LEN], params)
+                if count <= MAX_SEQS:
+                    steps(runner, num_groups, [1] * count, params)
+
+
+def steps(runner: ModelRunner, num_groups: int, prompts: list[int], params: SamplingParams) -> None:
+    """Requests with these prompts: a step with all of them, and four in which they decode."""
+    maker = StepMaker(MAX_SEQS * MAX_LEN // BLOCK * num_groups, BLOCK, num_groups)
+    sequences = [Sequence(f"r{index}", [5] * length, params) for index, length in enumerate(prompts)]
+    lengths = list(prompts)
+    for _ in range(5):
+        runner.execute_model(maker.step(list(zip(sequences, lengths, strict=True))))
+        runner.sample_tokens()
+        lengths = [1] * len(prompts)
+    for sequence in sequences:
+        maker.remove(sequence)
+    runner.execute_model(maker.step([]))
+    runner.sample_tokens()
+
+
+def main() -> None:
+    folder, dtype = Path(sys.argv[1]), torch.bfloat16
+    warm, stepped = Variants(), Variants()
+    with compiling_only(), torch.inference_mode():
+        runner, arch = make_runner(folder, dtype)
+        widths = widths_of(
+            arch,
+            num_heads=arch.num_attention_heads,
+            num_kv_heads=arch.num_kv_heads,
+            tensor_parallel_size=1,
+            block_size=BLOCK,
+            dtype=dtype,
+            is_whole=True,
+            has_dense_cache=True,
+        )
+        with noting(warm):
+            for make in (first_token_calls, decode_calls):
+                for call in make(widths, CPU).values():
+                    call()
+        with noting(stepped):
+            walk(runner, len(runner.kv_cache.specs))
+    late = stepped.keys - warm.keys
+    report = {
+        "warm": warm.count(),
+        "steps": stepped.count(),
+        "late": sorted((stepped.names[key], key) for key in late),
+        "unused": sorted((warm.names[key], key) for key in warm.keys - stepped.keys),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
