@@ -67,6 +67,7 @@ def graphs_us(ways: Sequence[Sequence[Launch]], seconds: float = 0.03, samples: 
     stream, graphs, counts = torch.cuda.Stream(), [], []
     for launches in ways:
         repeats = max(1, -(-16 // len(launches)))
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for launch in launches:
                 launch()

@@ -25,34 +25,58 @@ _NEVER = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """How long the KV splits of a tile are: a power of two that depends on the tile's own request alone.
+    """How long the KV splits of a tile are: a power of two.
 
-    A context is cut into at most ``max_splits``, and a tile no finer than fills a GPU together with the other tiles
-    of its request (or of its shared prefix), its sisters. Tiles of a shared prefix, which are few, are cut finer.
+    A context is cut into at most ``max_splits``. A long tile is cut no finer than fills a GPU together with the other
+    tiles of its request (or of its shared prefix), its sisters; tiles of a shared prefix, which are few, are cut
+    finer. Short tiles (decodes) of a step share one cut, the cheapest: a few requests fill a GPU only in many parts,
+    many do without, and then every cut costs the start of another unit and the merging of its result.
 
     Attributes:
         num_kv_heads: each is a unit of work of its own.
         min_short_tokens, min_long_tokens: the finest cut of short and of long tiles.
+        num_short_cuts: how many cuts of short tiles are compared, each twice as long as the one before; with one, a
+            row's result does not depend on the other requests of its step.
         min_shared_tokens: the finest cut of long tiles of a shared prefix.
-        num_units: units of work that fill a GPU.
+        num_units, num_short_units: units of work that fill a GPU, of long and of short tiles.
+        unit_tokens, merge_tokens: what a short unit costs beside its reading, and one whose result is merged, in
+            tokens read (benchmarks/NOTES.md).
     """
 
     num_kv_heads: int
     min_short_tokens: int = 256
+    num_short_cuts: int = 6
     min_long_tokens: int = 2048
     min_shared_tokens: int = 512
     max_splits: int = 32
     num_units: int = 264
+    num_short_units: int = 528
+    unit_tokens: int = 100
+    merge_tokens: int = 150
+
+    def short_cut(self, spans: Ints) -> int:
+        """The cheapest cut of a step's short tiles, from how many keys each reads."""
+        cuts = self.min_short_tokens << np.arange(self.num_short_cuts)
+        if len(spans) == 0 or self.num_short_cuts == 1:
+            return int(cuts[0])
+        units = -(-spans[:, None] // cuts)
+        merged = np.where(units > 1, units, 0).sum(axis=0)
+        read = spans.sum() + self.unit_tokens * units.sum(axis=0) + self.merge_tokens * merged
+        last = np.minimum(cuts, spans.max()) / 2  # what others wait for at the end, on average
+        return int(cuts[np.argmin(read * self.num_kv_heads / self.num_short_units + last)])
 
     def lengths(
         self,
         context: Ints,
+        spans: Ints,
         num_sisters: Ints,
         is_short: npt.NDArray[np.bool_],
         is_shared: npt.NDArray[np.bool_],
     ) -> Ints:
-        """Split length of each tile, from where its view ends (a shared prefix's: how long it is), ``context``."""
-        short = np.maximum(_power_of_two(-(-context // self.max_splits)), self.min_short_tokens)
+        """Split length of each tile, from where its view ends (a shared prefix's: how long it is), ``context``, and
+        how many keys it reads, ``spans``."""
+        cut = self.short_cut(spans[is_short])
+        short = np.maximum(_power_of_two(-(-context // self.max_splits)), cut)
         if is_short.all():
             return short
         wanted = np.clip(self.num_units // (num_sisters * self.num_kv_heads), 1, self.max_splits)
@@ -173,7 +197,8 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: Sp
     """Cut every tile's range at multiples of its split length, order the items, number partials, list reductions."""
     is_short_tile = tiles.num_rows <= rows.short
     extent = tiles.high - np.where(tiles.is_shared, tiles.low, 0)
-    length = split.lengths(extent, tiles.num_sisters, is_short_tile, tiles.is_shared)
+    spans = tiles.high - tiles.low
+    length = split.lengths(extent, spans, tiles.num_sisters, is_short_tile, tiles.is_shared)
     first_split = tiles.low // length
     num_splits = (tiles.high - 1) // length - first_split + 1
     tile, index = ranges(num_splits)

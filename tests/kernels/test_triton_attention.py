@@ -14,13 +14,15 @@ from headrace.attention.base import AttentionShape, PlanLimits, create_backend
 from headrace.attention.metadata import AttentionPlan
 from headrace.attention.triton import TritonBackend
 from headrace.attention.triton_work_list import SplitRule, build_triton_work_list
+from headrace.kernels.triton import attention as attention_op
 from headrace.kernels.triton.attention import attention
+from headrace.kernels.triton.attention_tiles import LaunchShape
 from headrace.kernels.triton.attention_work import TileRows
 from tests.kernels.paged_step import PagedStep, make_step
 from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
 
 SMALL = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=16)
-TINY_SPLITS = {"min_short_tokens": 32, "min_long_tokens": 64}
+TINY_SPLITS = {"min_short_tokens": 32, "num_short_cuts": 1, "min_long_tokens": 64}
 
 
 class FineBackend(TritonBackend):
@@ -76,6 +78,12 @@ def test_block_sizes(block_size: int) -> None:
     check(make_step([1, 33], [100, 70], SMALL, DEVICE, torch.float32, block_size=block_size))
 
 
+def test_rows_that_stand_before_all_keys_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Subtiles smaller than a tile, of whose split the first sees nothing."""
+    monkeypatch.setattr(attention_op, "long_launch", lambda *_: LaunchShape(16, 32, 2, 4, 4))
+    check(make_step([1, 20], [60, 75], SMALL, DEVICE, torch.float32))
+
+
 def test_shared_prefixes() -> None:
     step = make_step(
         [1, 1, 3, 1], [70, 66, 80, 40], SMALL, DEVICE, torch.float32, prefixes=[([0, 2, 1], 4)], seed=4
@@ -122,6 +130,23 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         target[blocks[1], :, key % 16] = source[blocks[0], :, key % 16]
     outs = [run(step, FineBackend(SMALL).plan(step.metadata)) for step in (alone, together)]
     assert torch.equal(outs[0], outs[1][:5])
+
+
+@pytest.mark.parametrize(
+    ("contexts", "cut"),
+    [([1024], 256), ([1024] * 16, 256), ([1024] * 32, 512), ([1024] * 64, 1024), ([20_000] * 8, 1024)],
+)
+def test_decodes_are_cut_so_that_they_fill_a_gpu(contexts: list[int], cut: int) -> None:
+    assert SplitRule(8).short_cut(np.array(contexts)) == cut
+
+
+@pytest.mark.parametrize("contexts", [[600] * 448, [1024] * 256, list(range(100, 2000, 7))])
+def test_many_decodes_are_not_cut(contexts: list[int]) -> None:
+    assert SplitRule(8).short_cut(np.array(contexts)) >= max(contexts)
+
+
+def test_one_long_context_among_many_is_cut() -> None:
+    assert SplitRule(8).short_cut(np.array([500] * 255 + [60_000])) <= 8192
 
 
 def test_empty_step() -> None:

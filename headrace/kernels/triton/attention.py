@@ -45,7 +45,7 @@ def attention(
     """See ``headrace.kernels.reference.attention.attention``.
 
     K and V have the strides of ``KVCacheLayout``: within a block, heads, slots and dims are contiguous. A row's
-    result does not depend on the other requests of the step.
+    result depends on the other requests of the step only by where ``SplitRule`` cuts its keys.
     """
     k_codes, k_scales, k_kind, _ = cache_arguments(k_cache)
     v_codes, v_scales, v_kind, _ = cache_arguments(v_cache)
@@ -97,12 +97,11 @@ def _run_short(
     work: PackedWork,
     dtype: torch.dtype,
 ) -> None:
-    launch = short_launch(shape["num_heads"] // shape["num_kv_heads"], shape["block_d"], dtype)
+    group = shape["num_heads"] // shape["num_kv_heads"]
+    launch = short_launch(group, shape["block_d"], dtype, is_quantized="kv_kind" in shape)
     config = _config(shape, launch)
     grid = _grid(launch.programs_per_multiprocessor, work.num_short * config.num_kv_heads, work)
-    short_tiles_kernel[grid](
-        *arguments, **scales, C=config, num_warps=launch.num_warps, num_stages=1, **launch_options()
-    )
+    short_tiles_kernel[grid](*arguments, **scales, C=config, **launch.options, **launch_options())
 
 
 def _run_long(
@@ -122,8 +121,7 @@ def _run_long(
         num_subtiles,
         **scales,
         C=config,
-        num_warps=launch.num_warps,
-        num_stages=1,
+        **launch.options,
         **launch_options(),
     )
 

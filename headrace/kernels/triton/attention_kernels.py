@@ -19,7 +19,7 @@ import triton.language as tl
 
 from headrace.kernels.triton import attention_work as work
 from headrace.kernels.triton.launch import let_next_start, wait_for_previous
-from headrace.kernels.triton.quantized_cache import decode_packed
+from headrace.kernels.triton.quantized_cache import as_numbers, decode_packed
 
 HIDDEN = tl.constexpr(-1.0e30)
 """Score of a key that a row must not see: finite, so that a row that sees none of an item's keys gets a partial of
@@ -101,6 +101,11 @@ class TileConfig:
         return self.v_token or self.head_dim
 
     @property
+    def has_whole_blocks(self) -> bool:
+        """Whether a round holds whole blocks: then a lane's slot in its block is the same in every round."""
+        return self.block_n % self.block_size == 0
+
+    @property
     def group(self) -> int:
         """Query heads of one KV head."""
         return self.num_heads // self.num_kv_heads
@@ -125,6 +130,21 @@ def _scaled(product, scale, soft_cap, C: tl.constexpr):
         return soft_cap * LOG2_E * (1.0 - 2.0 / (1.0 + tl.exp2(exponent)))
     else:
         return product * (scale * LOG2_E)
+
+
+@triton.jit
+def _block_place(blocks, stride):
+    """Where blocks begin. Without signs, so that 32 by 32 bits make 64 in one multiplication."""
+    return blocks.to(tl.uint32).to(tl.uint64) * stride.to(tl.uint32).to(tl.uint64)
+
+
+@triton.jit
+def _first_key(start, C: tl.constexpr):
+    """Where rounds begin: at a block's first slot. Only a window makes ranges begin elsewhere."""
+    if C.has_whole_blocks and C.has_window:
+        return start // C.block_size * C.block_size
+    else:
+        return start
 
 
 @triton.jit
@@ -166,36 +186,55 @@ def _attend(
     """The online softmax of a tile over keys [start, stop), ``block_n`` at a time; those from ``end`` on do not exist.
 
     The block ids of the next keys are loaded one round ahead, so that the loads of K and V wait for no other load.
+    What of an address does not change from round to round stands before the loop: it is half of the loop's integers.
     """
     dim = tl.arange(0, C.block_d)
     lane = tl.arange(0, C.block_n)
-    key = start + lane
+    begin = _first_key(start, C)
+    key = begin + lane
     blocks = tl.load(table + key // C.block_size, mask=key < end, other=0)
-    for first in tl.range(start, stop, C.block_n, num_stages=C.num_stages):
+    if C.has_whole_blocks and not C.is_packed:
+        k_ptr = k_ptr + ((lane % C.block_size)[:, None] * C.k_size + dim[None, :])
+        v_ptr = v_ptr + ((lane % C.block_size)[:, None] * C.v_size + dim[None, :])
+    for first in tl.range(begin, stop, C.block_n, num_stages=C.num_stages):
         key = first + lane
-        block = blocks.to(tl.int64)
-        k_place = block * block_stride + (key % C.block_size) * C.k_size
-        v_place = block * block_stride + (key % C.block_size) * C.v_size
+        inside = key < end
+        if C.has_window:
+            inside = inside & (key >= start)
+        key_slot = (lane if C.has_whole_blocks else key) % C.block_size
+        place = _block_place(blocks, block_stride)
         if C.kv_kind != "":
-            slot = block * scales_stride + key % C.block_size
+            slot = _block_place(blocks, scales_stride) + key_slot
         if C.is_packed:
-            k = _load_packed(k_ptr, k_scales, k_place, slot, dim, key < end, C, IS_MASKED, True)
-            v = _load_packed(v_ptr, v_scales, v_place, slot, dim, key < end, C, IS_MASKED, False)
+            k_place, v_place = place + key_slot * C.k_size, place + key_slot * C.v_size
+            k = _load_packed(k_ptr, k_scales, k_place, slot, dim, inside, C, IS_MASKED, True)
+            v = _load_packed(v_ptr, v_scales, v_place, slot, dim, inside, C, IS_MASKED, False)
+        elif C.has_whole_blocks:
+            k = _load_kv(k_ptr, place[:, None], dim, inside, C, IS_MASKED)
+            v = _load_kv(v_ptr, place[:, None], dim, inside, C, IS_MASKED)
         else:
-            k = _load_kv(k_ptr, k_place[:, None] + dim[None, :], dim, key < end, C, IS_MASKED)
-            v = _load_kv(v_ptr, v_place[:, None] + dim[None, :], dim, key < end, C, IS_MASKED)
+            k_place, v_place = place + key_slot * C.k_size, place + key_slot * C.v_size
+            k = _load_kv(k_ptr, k_place[:, None] + dim[None, :], dim, inside, C, IS_MASKED)
+            v = _load_kv(v_ptr, v_place[:, None] + dim[None, :], dim, inside, C, IS_MASKED)
         if C.is_scaled:
-            k_scale = tl.load(k_scales + slot, mask=key < end, other=0.0)
-            v_scale = tl.load(v_scales + slot, mask=key < end, other=0.0)
+            k_scale = tl.load(k_scales + slot, mask=inside, other=0.0)
+            v_scale = tl.load(v_scales + slot, mask=inside, other=0.0)
         following = key + C.block_n
-        blocks = tl.load(table + following // C.block_size, mask=following < end, other=0)
-        product = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=C.precision)
+        if C.has_whole_blocks:
+            entry = table + ((first + C.block_n) // C.block_size + lane // C.block_size)
+        else:
+            entry = table + following // C.block_size
+        if IS_MASKED:
+            blocks = tl.load(entry, mask=following < end, other=0)
+        else:  # all keys before ``stop`` exist: one comparison for all lanes
+            blocks = tl.load(entry, mask=tl.broadcast_to(first + C.block_n < stop, [C.block_n]), other=0)
+        product = tl.dot(q, tl.trans(as_numbers(k, q.dtype)), input_precision=C.precision)
         if C.is_scaled:
             product = product * k_scale[None, :]
         if IS_MASKED or C.has_soft_cap:
             score = _scaled(product, scale, soft_cap, C)
             if IS_MASKED:
-                is_seen = (key[None, :] <= positions[:, None]) & (key < end)[None, :]
+                is_seen = (key[None, :] <= positions[:, None]) & inside[None, :]
                 if C.has_window:
                     is_seen = is_seen & (key[None, :] > positions[:, None] - window)
                 score = tl.where(is_seen, score, HIDDEN)
@@ -209,7 +248,7 @@ def _attend(
         acc = acc * shrink[:, None]
         if C.is_scaled:
             weight = weight * v_scale[None, :]
-        acc = tl.dot(weight.to(q.dtype), v.to(q.dtype), acc, input_precision=C.precision)
+        acc = tl.dot(weight.to(q.dtype), as_numbers(v, q.dtype), acc, input_precision=C.precision)
         top = new_top
     return top, total, acc
 
@@ -230,9 +269,13 @@ def _store_tile(
     acc, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row, partial_start,
     C: tl.constexpr,
 ):  # fmt: skip
-    """A tile's rows to the output, or to partial slots with their log2-sum-exp."""
+    """A tile's rows to the output, or to partial slots with their log2-sum-exp.
+
+    A subtile whose rows all stand before an item's keys has summed nothing: zeros of weight zero.
+    """
     dim = tl.arange(0, C.block_d)
     mask = is_row[:, None] & (dim < C.head_dim)[None, :]
+    total = tl.where(total > 0.0, total, 1.0)
     result = acc / total[:, None]
     if partial_start < 0:
         place = token.to(tl.int64)[:, None] * out_stride + head[:, None] * C.head_dim + dim[None, :]
@@ -275,8 +318,16 @@ def short_tiles_kernel(
         v_start = v_ptr + kv_head * C.v_stride
         k_scales = k_scales_ptr + kv_head * C.k_plane_scales
         v_scales = v_scales_ptr + kv_head * C.v_plane_scales
+        full_end = start
+        if not C.has_window:  # rounds that every row sees as a whole need no masks
+            lowest = tl.min(tl.where(is_row, positions, _FAR))
+            full_end = start + tl.maximum(tl.minimum(end, lowest + 1) - start, 0) // C.block_n * C.block_n
+            top, total, acc = _attend(
+                q, top, total, acc, k_start, v_start, k_scales, v_scales, table, positions, start, full_end, end,
+                block_stride, scales_stride, scale, soft_cap, window, C, False,
+            )  # fmt: skip
         top, total, acc = _attend(
-            q, top, total, acc, k_start, v_start, k_scales, v_scales, table, positions, start, end, end,
+            q, top, total, acc, k_start, v_start, k_scales, v_scales, table, positions, full_end, end, end,
             block_stride, scales_stride, scale, soft_cap, window, C, True,
         )  # fmt: skip
         _store_tile(
@@ -303,13 +354,17 @@ def long_tiles_kernel(
     first_item = tl.load(plan_ptr + NUM_SHORT)
     units_per_item = num_subtiles * C.num_kv_heads
     num_units = (tl.load(plan_ptr + NUM_ITEMS) - first_item) * units_per_item
-    for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    for turn in range(tl.cdiv(num_units, num_programs)):
+        # Items fall in length: with every other turn backwards no program gets the longest of each.
+        place = turn * num_programs + tl.where(turn % 2 == 0, program, num_programs - 1 - program)
+        unit = tl.minimum(place, num_units - 1)
         item = items_ptr + (first_item + unit // units_per_item) * ITEM_SIZE
         kv_head = unit % C.num_kv_heads
         row_m = (unit % units_per_item) // C.num_kv_heads * C.block_m + m
         row = row_m // C.group
         is_row = row < tl.load(item + ROW_COUNT)
-        if tl.min(row) < tl.load(item + ROW_COUNT):
+        if place < num_units and tl.min(row) < tl.load(item + ROW_COUNT):
             table = table_ptr + tl.load(item + REQUEST).to(tl.int64) * table_stride
             start = tl.load(item + KV_START)
             end = tl.load(item + KV_END)
@@ -323,8 +378,9 @@ def long_tiles_kernel(
             full_start = start
             if C.has_window:
                 start = tl.maximum(start, lowest - window + 1)
-                rounds = tl.cdiv(tl.maximum(highest - window + 1 - start, 0), C.block_n)
-                full_start = start + rounds * C.block_n
+                begin = _first_key(start, C)
+                rounds = tl.cdiv(tl.maximum(highest - window + 1 - begin, 0), C.block_n)
+                full_start = begin + rounds * C.block_n
             full_rounds = tl.maximum(tl.minimum(end, lowest + 1) - full_start, 0) // C.block_n
             full_end = full_start + full_rounds * C.block_n
             top = tl.full([C.block_m], HIDDEN, tl.float32)

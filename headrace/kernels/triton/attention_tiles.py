@@ -10,13 +10,17 @@ import triton
 from headrace.kernels.triton.attention_work import TileRows
 from headrace.kernels.triton.launch import INTERPRETED
 
+_REGISTERS, _MAX_REGISTERS, _WARP = 65536, 255, 32
+"""Of a multiprocessor, of a thread at most; threads of a warp."""
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
     """How a kernel is launched.
 
     block_m, block_n, num_stages: see ``TileConfig``.
-    programs_per_multiprocessor: of the persistent grid: as many as shared memory and registers hold.
+    programs_per_multiprocessor: of the persistent grid: as many as shared memory holds. Registers are cut to fit: a
+        program that waits for another to end would do its part of the work after all others.
     """
 
     block_m: int
@@ -25,16 +29,25 @@ class LaunchShape:
     num_warps: int
     programs_per_multiprocessor: int
 
+    @property
+    def options(self) -> dict[str, int]:
+        """Keyword arguments of a launch."""
+        share = _REGISTERS // (self.programs_per_multiprocessor * self.num_warps * _WARP)
+        registers = min(share // 8 * 8, _MAX_REGISTERS)
+        return {"num_warps": self.num_warps, "num_stages": 1, "maxnreg": registers}
 
-def short_launch(group: int, block_d: int, dtype: torch.dtype) -> LaunchShape:
+
+def short_launch(group: int, block_d: int, dtype: torch.dtype, is_quantized: bool = False) -> LaunchShape:
     """For tiles of few rows: the more bytes on their way the better."""
     block_m = max(16, triton.next_power_of_2(TileRows.for_group(group).short * group))
     if dtype == torch.float32:
         return LaunchShape(block_m, 16, 2, 4, 4)
     if block_d <= 64:
         return LaunchShape(block_m, 128, 3, 4, 3)
+    if is_quantized and block_d <= 128:
+        return LaunchShape(block_m, 128, 2, 4, 2)
     if block_d <= 128:
-        return LaunchShape(block_m, 64, 3, 4, 3)
+        return LaunchShape(block_m, 64, 2, 4, 4)
     return LaunchShape(block_m, 32, 3, 4, 3)
 
 
@@ -47,5 +60,5 @@ def long_launch(head_dim: int, block_d: int, dtype: torch.dtype) -> LaunchShape:
     if block_d <= 64:
         return LaunchShape(128, 128, 3, 8, 2)
     if block_d <= 128:
-        return LaunchShape(128, 128, 2, 8, 1)
+        return LaunchShape(128, 64, 2, 8, 2)
     return LaunchShape(128, 64, 2, 8, 1)
