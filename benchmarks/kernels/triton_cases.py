@@ -266,7 +266,7 @@ def _attention_work(
     scale = shape.head_dim**-0.5
     chosen: dict[str, Any] = {}
     if short:
-        chosen["short_launch"] = lambda *_: short
+        chosen["short_launch"] = lambda *_, **__: short
     if long:
         chosen["long_launch"] = lambda *_: long
 
