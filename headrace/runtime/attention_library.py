@@ -123,6 +123,12 @@ def make_attention_library(
 
     rule = LibraryRule()
     if max_tokens < rule.min_rows:
+        if setting == "cudnn":
+            raise ConfigError(
+                f"attention_library='cudnn' serves chunks of {rule.min_rows} tokens and more, but a step holds at most "
+                f"{max_tokens} of a request; raise max_num_batched_tokens or max_model_len, or set "
+                "attention_library to 'auto' or 'off'"
+            )
         return None
     return AttentionLibrary(
         shape.num_heads,

@@ -93,6 +93,8 @@ def test_it_is_chosen_where_it_was_measured(arch: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(attention_library, "compute_capability", lambda device: capability)
     assert make("auto", arch) is not None and make("off", arch) is None
     assert make("auto", arch, max_tokens=1024) is None, "no step holds a chunk that is long enough"
+    with pytest.raises(ConfigError, match="chunks of 2048 tokens and more, but a step holds at most 1024"):
+        make("cudnn", arch, max_tokens=1024)
     capability = (8, 0)
     assert make("auto", arch) is None and make("cudnn", arch) is not None
 
@@ -182,6 +184,7 @@ def answers(folder: Path) -> tuple[list[list[int]], Any]:
     return found, library
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted where there is no GPU only")
 def test_an_engine_prepares_after_its_steps_and_gives_the_same_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
