@@ -27,6 +27,7 @@ from headrace.engine.messages import (
     StepNews,
     ToCore,
 )
+from headrace.engine.settled_start import settle
 from headrace.errors import HeadraceError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -71,9 +72,14 @@ class Inbox(Protocol):
 
 
 class CoreLoop:
-    """Builds a core, says how loading goes, and then turns messages into steps until told to stop."""
+    """Builds a core, says how loading goes, and then turns messages into steps until told to stop.
 
-    def __init__(self, inbox: Inbox, send: Callable[[FromCore], None]) -> None:
+    Args:
+        owns_process: nothing else runs in this process.
+    """
+
+    def __init__(self, inbox: Inbox, send: Callable[[FromCore], None], *, owns_process: bool = False) -> None:
+        self._owns_process = owns_process
         self._inbox = inbox
         self._send = send
 
@@ -103,6 +109,8 @@ class CoreLoop:
         core: Core = getattr(importlib.import_module(module), name)(
             spec.config, progress=self._report, **spec.options
         )
+        if self._owns_process:
+            settle(core)
         self._send(CoreReady(time.monotonic() - start, stats_of(core)))
         return core
 

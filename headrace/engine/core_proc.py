@@ -66,7 +66,7 @@ def main(folder: str) -> int:
         outbox.send(encoder.encode(message))
 
     spec = msgspec.msgpack.decode(inbox.recv(), type=CoreSpec)
-    is_well = CoreLoop(ZmqInbox(inbox), send).run(spec)
+    is_well = CoreLoop(ZmqInbox(inbox), send, owns_process=True).run(spec)
     inbox.close(0)
     outbox.close()
     context.term()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +17,7 @@ from headrace.engine.interrupts import DelayedInterrupt
 from headrace.engine.output_processor import OutputProcessor, RequestOutputKind
 from headrace.engine.progress import AnswerBar, LoadBar
 from headrace.engine.prompts import ParsedPrompt, Prompt, parse_prompt, split_batch
+from headrace.engine.settled_start import settle
 from headrace.engine.step_meter import StepMeter
 from headrace.errors import CapacityError, EngineDeadError, RequestError
 from headrace.outputs import RequestOutput
@@ -59,12 +60,14 @@ class LLM:
         with LoadBar() as bar:
             core = build_engine_core(config, bar, is_offline=True)
         self._attach(front_end, core)
+        self._settled.append(settle(self))
 
     def _attach(self, front_end: FrontEnd, core: EngineCore) -> None:
         self._front_end = front_end
         self._core: EngineCore | None = core
         self._lock = threading.Lock()  # one batch at a time; another thread waits
         self._num_requests = 0
+        self._settled: list[Callable[[], object]] = []  # what undoes it
 
     def generate(
         self,
@@ -150,6 +153,8 @@ class LLM:
         if self._core is not None:
             self._core.shutdown()
             self._core = None
+            for undo in self._settled:
+                undo()
 
     def __enter__(self) -> LLM:
         return self
