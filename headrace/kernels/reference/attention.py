@@ -63,6 +63,7 @@ def attention(
         k_cache.stride(),
         k_cache.dtype,
         qkv.dtype,
+        _value_rows(k_cache, v_cache),
     )
     work = plan.derived.get(key)
     if work is None:
@@ -72,6 +73,17 @@ def attention(
         _run_chunk(chunk, work, layer)
     if plan.num_reductions:
         _merge(work, out)
+
+
+def _value_rows(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int | None:
+    """Rows of D from a key to its value where V's planes follow K's in each block, as in a ``KVCacheLayout``."""
+    _, num_kv_heads, block_size, head_dim = k_cache.shape
+    size = num_kv_heads * block_size * head_dim
+    is_joint = (
+        v_cache.data_ptr() - k_cache.data_ptr() == size * k_cache.element_size()
+        and k_cache.stride(0) >= 2 * size
+    )
+    return size // head_dim if is_joint else None
 
 
 def _decoded(
@@ -108,6 +120,11 @@ class _Layer(NamedTuple):
 def _run_chunk(chunk: Chunk, work: ChunkedWork, layer: _Layer) -> None:
     """Attention of the chunk's items into the output, or into partials with their log-sum-exp."""
     scratch, is_final = chunk.scratch, chunk.shape.is_final
+    if chunk.pair_rows is not None:
+        span = work.num_cache_rows + (work.geometry.value_rows or 0)
+        _gather(layer.k_cache, span, chunk.pair_rows, scratch.pairs)
+    else:
+        _gather(layer.k_cache, work.num_cache_rows, chunk.kv_rows, scratch.keys)
     scores = _scores(chunk, work, layer)
     weights = torch.softmax(scores, -1, out=scratch.weights)
     if chunk.bag_rows is not None and chunk.bag_starts is not None:
@@ -116,8 +133,10 @@ def _run_chunk(chunk: Chunk, work: ChunkedWork, layer: _Layer) -> None:
             values, chunk.bag_rows, chunk.bag_starts, False, 0, False, weights.view(-1)
         )[0]
     else:
-        _gather(layer.v_cache, work.num_cache_rows, chunk.kv_rows, scratch.values)
-        sums = torch.bmm(weights, scratch.values_3d, out=scratch.product).view(scratch.queries.shape)
+        if chunk.pair_rows is None:
+            _gather(layer.v_cache, work.num_cache_rows, chunk.kv_rows, scratch.values)
+        torch.bmm(weights, scratch.values_3d, out=scratch.product_3d)
+        sums = scratch.product
     if is_final:
         _put(layer.out, work.num_out_rows, chunk, sums)
         return
@@ -133,11 +152,9 @@ def _scores(chunk: Chunk, work: ChunkedWork, layer: _Layer) -> torch.Tensor:
     queries = scratch.queries_3d
     if isinstance(chunk.query_rows, torch.Tensor):
         _gather(layer.qkv, work.num_query_rows, chunk.query_rows, scratch.queries)
-    elif layer.qkv.dtype == queries.dtype:
-        queries = _consecutive(layer.qkv, chunk.query_rows, scratch.shape_3d, scratch.strides_3d)
     else:
-        queries.copy_(_consecutive(layer.qkv, chunk.query_rows, scratch.shape_3d, scratch.strides_3d))
-    _gather(layer.k_cache, work.num_cache_rows, chunk.kv_rows, scratch.keys)
+        consecutive = _consecutive(chunk, "query_rows", layer.qkv, scratch.shape_3d, scratch.strides_3d)
+        queries = consecutive if layer.qkv.dtype == queries.dtype else queries.copy_(consecutive)
     if chunk.bias is not None and cap is None:
         return torch.baddbmm(chunk.bias, queries, scratch.keys_t, alpha=layer.scale, out=scores)
     factor = layer.scale if cap is None else layer.scale / cap
@@ -171,10 +188,15 @@ def _rows(tensor: torch.Tensor, num_rows: int, width: int) -> torch.Tensor:
 
 
 def _consecutive(
-    tensor: torch.Tensor, rows: slice, shape: tuple[int, ...], strides: tuple[int, ...]
+    chunk: Chunk, field: str, tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
-    """A view of consecutive rows of ``tensor``."""
-    return tensor.as_strided(shape, strides, tensor.storage_offset() + rows.start * shape[-1])
+    """A view of the consecutive rows of ``tensor`` that ``field`` of the chunk says."""
+    kept = chunk.views.get(field)
+    if kept is None or kept[0] is not tensor:
+        first = getattr(chunk, field).start
+        kept = (tensor, tensor.as_strided(shape, strides, tensor.storage_offset() + first * shape[-1]))
+        chunk.views[field] = kept
+    return kept[1]
 
 
 def _gather(tensor: torch.Tensor, num_rows: int, index: torch.Tensor, out: torch.Tensor) -> None:
@@ -189,7 +211,7 @@ def _gather(tensor: torch.Tensor, num_rows: int, index: torch.Tensor, out: torch
 def _put(tensor: torch.Tensor, num_rows: int, chunk: Chunk, values: torch.Tensor) -> None:
     """Store the rows of ``values`` [.., w] that are not padding in ``tensor``, which spans ``num_rows`` of them."""
     if isinstance(chunk.target, slice):
-        _consecutive(tensor, chunk.target, values.shape, values.stride()).copy_(values)
+        _consecutive(chunk, "target", tensor, values.shape, values.stride()).copy_(values)
         return
     if chunk.kept is not None:
         values = values[chunk.kept]

@@ -40,7 +40,8 @@ MAX_KEPT_BYTES = 256 << 20
 class ChunkScratch:
     """Uncleared memory of the compute type for one chunk, shared with all other chunks of the plan.
 
-    queries: [n*K*M*G, D]. keys, values: [n*K*S, D]. product: [n*K, M*G, D].
+    queries: [n*K*M*G, D]. keys, values: [n*K*S, D]. pairs: [2*n*K*S, D], both of them.
+    product, product_3d: [n*K*M*G, D] and [n*K, M*G, D].
     queries_3d, keys_t, values_3d: the same memory as [n*K, M*G, D], [n*K, D, S] and [n*K, S, D].
     scores, weights: [n*K, M*G, S]; scores_by_row: the scores as [n, K, M, G, S].
     shape_3d, strides_3d: of the product. width: D.
@@ -50,12 +51,14 @@ class ChunkScratch:
     queries_3d: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor
+    pairs: torch.Tensor
     keys_t: torch.Tensor
     values_3d: torch.Tensor
     scores: torch.Tensor
     scores_by_row: torch.Tensor
     weights: torch.Tensor
     product: torch.Tensor
+    product_3d: torch.Tensor
     shape_3d: tuple[int, int, int]
     strides_3d: tuple[int, int, int]
     width: int
@@ -67,6 +70,8 @@ class Chunk:
 
     query_rows: [n*K*M*G], rows of D in qkv, or the range that they are.
     kv_rows: [n*K*S], rows of D in the key cache and in the value cache.
+    pair_rows: [2*n*K*S], rows of D in the key cache's memory of keys and then of their values, where it has both and
+        values are gathered; else None.
     bag_rows, bag_starts: [n*K*G*S] rows of values to sum for each head of single rows, and [n*K*G] where each sum's
         begin; None: values are gathered and multiplied.
     bias: [n*K, 1, S] of 0 or HIDDEN_SCORE, for items of one row; else None.
@@ -74,23 +79,27 @@ class Chunk:
     kept: [m] rows of the result that are not padding; None: all.
     target: [m] rows of D in out (when is_final), or in the partials, that the kept rows go to; a range when all are
         kept and go to consecutive rows.
+    views: {field: (tensor, its rows)} of the layer before, whose activations mostly are the same tensors.
     """
 
     shape: ChunkShape
     scratch: ChunkScratch
     query_rows: Rows
     kv_rows: torch.Tensor
+    pair_rows: torch.Tensor | None
     bag_rows: torch.Tensor | None
     bag_starts: torch.Tensor | None
     bias: torch.Tensor | None
     hidden: torch.Tensor | None
     kept: torch.Tensor | None
     target: Rows
+    views: dict[str, tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=dict)
 
     def index_bytes(self) -> int:
         """Bytes of the tensors that belong to this chunk alone."""
         fields = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return sum(tensor.nbytes for tensor in fields if isinstance(tensor, torch.Tensor))
+        memory = {tensor.data_ptr(): tensor.nbytes for tensor in fields if isinstance(tensor, torch.Tensor)}
+        return sum(memory.values())
 
 
 class ChunkedWork:
@@ -156,8 +165,7 @@ class ChunkedWork:
         scores = max(s.num_items * s.num_rows * s.num_slots for s in shapes) * g.num_heads
         sizes = {
             "queries": queries,
-            "keys": keys,
-            "values": keys,
+            "pairs": 2 * keys,
             "scores": scores,
             "weights": scores,
             "product": queries,
@@ -172,20 +180,24 @@ class ChunkedWork:
         def memory(name: str, *dims: int) -> torch.Tensor:
             return self._memory[name][: math.prod(dims)].view(dims)
 
-        keys, values = (memory(name, batch, slots, g.head_dim) for name in ("keys", "values"))
+        pairs = memory("pairs", 2, batch, slots, g.head_dim)
+        keys, values = pairs.unbind(0)
         scores = memory("scores", batch, rows * group, slots)
         queries = memory("queries", batch, rows * group, g.head_dim)
+        product = memory("product", batch, rows * group, g.head_dim)
         return ChunkScratch(
             queries=queries.view(-1, g.head_dim),
             queries_3d=queries,
             keys=keys.view(-1, g.head_dim),
             values=values.view(-1, g.head_dim),
+            pairs=pairs.view(-1, g.head_dim),
             keys_t=keys.transpose(1, 2),
             values_3d=values,
             scores=scores,
             scores_by_row=scores.view(n, g.num_kv_heads, rows, group, slots),
             weights=memory("weights", batch, rows * group, slots),
-            product=memory("product", batch, rows * group, g.head_dim),
+            product=product.view(-1, g.head_dim),
+            product_3d=product,
             shape_3d=(batch, rows * group, g.head_dim),
             strides_3d=(rows * group * g.head_dim, g.head_dim, 1),
             width=g.head_dim,
@@ -204,15 +216,18 @@ class ChunkedWork:
             kept = np.flatnonzero(np.broadcast_to(is_row[:, None, :, None], target.shape))
         bias, hidden = self._mask(shape, items, positions)
         kv_rows = self._items.cache_rows(items, shape.num_slots, g)
-        bag_rows = bag_starts = None
+        bag_rows = bag_starts = pair_rows = None
         if shape.num_rows == 1 and g.sums_in_bags:
             bag_rows = self._to_device(np.repeat(kv_rows, g.group_size, axis=1).reshape(-1))
             bag_starts = torch.arange(0, len(bag_rows), shape.num_slots, device=self._device)
+        elif g.value_rows is not None:
+            pair_rows = self._to_device(np.concatenate((kv_rows, kv_rows + g.value_rows)).reshape(-1))
         return Chunk(
             shape=shape,
             scratch=self._scratch(shape),
             query_rows=self._rows(self._by_head(tokens * (g.token_stride // g.head_dim))),
-            kv_rows=self._to_device(kv_rows.reshape(-1)),
+            kv_rows=self._to_device(kv_rows.reshape(-1)) if pair_rows is None else pair_rows[: kv_rows.size],
+            pair_rows=pair_rows,
             bag_rows=bag_rows,
             bag_starts=bag_starts,
             bias=bias,

@@ -61,6 +61,7 @@ class Geometry:
     cache_shape, cache_strides: of k_cache and v_cache [num_blocks, K, B, D]; the first three strides are multiples
         of D.
     cache_dtype, query_dtype: storage types.
+    value_rows: rows of D from a key to its value, where both caches are one memory; None: they are not.
     """
 
     num_heads: int
@@ -72,6 +73,7 @@ class Geometry:
     cache_strides: tuple[int, ...]
     cache_dtype: torch.dtype
     query_dtype: torch.dtype
+    value_rows: int | None
 
     @property
     def group_size(self) -> int:
