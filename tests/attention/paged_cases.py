@@ -29,11 +29,14 @@ class PagedCase:
     scale: float
     soft_cap: float | None = None
 
-    def run(self, plan: AttentionPlan, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The reference op on a plan of this step: [T, H*D]."""
+    def run(
+        self, plan: AttentionPlan, out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The reference op on a plan of this step: [T, H*D], in ``out`` if there is one."""
         shape = self.shape
         width = shape.num_heads * shape.head_dim
-        out = torch.full((len(self.qkv), width), torch.nan, dtype=out_dtype or self.qkv.dtype)
+        if out is None:
+            out = torch.full((len(self.qkv), width), torch.nan, dtype=out_dtype or self.qkv.dtype)
         attention(
             self.qkv,
             self.k_cache,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -154,9 +157,36 @@ def test_cache_of_another_type_than_the_queries() -> None:
 def test_every_layer_of_a_step_reuses_the_plan() -> None:
     first = make_case([1, 6], [40, 700], layer=0, seed=1)
     second = make_case([1, 6], [40, 700], layer=1, seed=1)
-    plan = plan_with(first)
-    assert torch.equal(first.run(plan), second.run(plan))
+    plan, second.qkv = plan_with(first), first.qkv
+    out = first.run(plan)
+    expected = out.clone()
+    assert torch.equal(second.run(plan, out=out.fill_(torch.nan)), expected)
     assert len(plan.derived) == 1
+
+
+def test_layers_may_bring_other_activations_of_the_same_shape() -> None:
+    case = make_case([1, 6, 1], [40, 700, 33])
+    plan = plan_with(case)
+    first = case.run(plan)
+    expected = first.clone()
+    case.qkv = -case.qkv
+    turned = case.run(plan)
+    assert torch.equal(first, expected) and torch.equal(turned, case.run(plan_with(case)))
+    assert not torch.equal(turned, expected)
+
+
+def test_work_is_freed_with_its_plan() -> None:
+    """At once: scratch memory that waits for the garbage collector is fresh memory in each step."""
+    case = make_case([1, 6], [40, 700])
+    plan = plan_with(case)
+    case.run(plan)
+    work = weakref.ref(next(iter(plan.derived.values())))
+    gc.disable()
+    try:
+        del plan
+        assert work() is None
+    finally:
+        gc.enable()
 
 
 def test_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +196,8 @@ def test_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_items, "MAX_CHUNK_BYTES", 60_000)
     monkeypatch.setattr(attention_chunks, "MAX_KEPT_BYTES", 20_000)
     plan = plan_with(case, SMALL)
-    for _ in range(2):
-        assert torch.equal(case.run(plan), expected)
+    out = case.run(plan)
+    assert torch.equal(out, expected) and torch.equal(case.run(plan, out=out.fill_(torch.nan)), expected)
     (work,) = plan.derived.values()
     shapes = [chunk.shape for chunk in work]
     assert len(shapes) > 8

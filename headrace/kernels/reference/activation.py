@@ -18,6 +18,7 @@ def gated_act(gate_up: torch.Tensor, kind: GatedActKind, out: torch.Tensor) -> N
         kind: "silu" or "gelu_tanh".
         out: [T, I].
     """
-    gate, up = gate_up.chunk(2, dim=-1)
+    width = out.shape[1]
+    gate, up = gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width)
     activated = F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
     torch.mul(activated, up, out=out)

@@ -10,12 +10,11 @@ M query rows, S KV slots.
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
 
 import torch
 
 from headrace.kernels.quantized_cache import QuantizedCache
-from headrace.kernels.reference.attention_chunks import HIDDEN_SCORE, Chunk, ChunkedWork
+from headrace.kernels.reference.attention_chunks import HIDDEN_SCORE, Chunk, ChunkedWork, tensor_rows
 from headrace.kernels.reference.attention_items import AttentionWork, Geometry
 
 
@@ -53,24 +52,16 @@ def attention(
         k_cache, v_cache, plan = _decoded(
             k_cache, v_cache, plan, torch.promote_types(torch.float32, qkv.dtype)
         )
-    key = (
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        qkv.stride(0),
-        out.stride(0),
-        k_cache.shape,
-        k_cache.stride(),
-        k_cache.dtype,
-        qkv.dtype,
-        _value_rows(k_cache, v_cache),
-    )
+    # layers bring the same activations (ids are theirs while the work is kept) and caches alike
+    heads = (num_heads, num_kv_heads, head_dim)
+    cache = (k_cache.shape, k_cache.stride(), k_cache.dtype, v_cache.data_ptr() - k_cache.data_ptr())
+    key = (id(qkv), id(out), heads, cache)
     work = plan.derived.get(key)
     if work is None:
-        work = plan.derived[key] = ChunkedWork(plan, Geometry(*key))
-    layer = _Layer(qkv, k_cache, v_cache, out, scale, soft_cap)
+        geometry = Geometry(*heads, *cache[:3], qkv.dtype, _value_rows(k_cache, v_cache))
+        work = plan.derived[key] = ChunkedWork(plan, geometry, qkv, out)
     for chunk in work:
-        _run_chunk(chunk, work, layer)
+        _run_chunk(chunk, work, k_cache, v_cache, scale, soft_cap)
     if plan.num_reductions:
         _merge(work, out)
 
@@ -106,61 +97,63 @@ def _decoded(
     return k_cache.decode_blocks(blocks, dtype), v_cache.decode_blocks(blocks, dtype), moved
 
 
-class _Layer(NamedTuple):
-    """One layer's arguments."""
-
-    qkv: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    out: torch.Tensor
-    scale: float
-    soft_cap: float | None
-
-
-def _run_chunk(chunk: Chunk, work: ChunkedWork, layer: _Layer) -> None:
+def _run_chunk(
+    chunk: Chunk,
+    work: ChunkedWork,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
+    soft_cap: float | None,
+) -> None:
     """Attention of the chunk's items into the output, or into partials with their log-sum-exp."""
-    scratch, is_final = chunk.scratch, chunk.shape.is_final
+    scratch = chunk.scratch
     if chunk.pair_rows is not None:
-        span = work.num_cache_rows + (work.geometry.value_rows or 0)
-        _gather(layer.k_cache, span, chunk.pair_rows, scratch.pairs)
+        _gather(
+            tensor_rows(k_cache, work.num_pair_rows, work.geometry.head_dim), chunk.pair_rows, scratch.pairs
+        )
     else:
-        _gather(layer.k_cache, work.num_cache_rows, chunk.kv_rows, scratch.keys)
-    scores = _scores(chunk, work, layer)
+        _gather(
+            tensor_rows(k_cache, work.num_cache_rows, work.geometry.head_dim), chunk.kv_rows, scratch.keys
+        )
+    scores = _scores(chunk, work, scale, soft_cap)
     weights = torch.softmax(scores, -1, out=scratch.weights)
     if chunk.bag_rows is not None and chunk.bag_starts is not None:
-        values = _rows(layer.v_cache, work.num_cache_rows, scratch.width)
+        values = tensor_rows(v_cache, work.num_cache_rows, work.geometry.head_dim)
         sums = torch.embedding_bag(
             values, chunk.bag_rows, chunk.bag_starts, False, 0, False, weights.view(-1)
         )[0]
     else:
         if chunk.pair_rows is None:
-            _gather(layer.v_cache, work.num_cache_rows, chunk.kv_rows, scratch.values)
+            _gather(
+                tensor_rows(v_cache, work.num_cache_rows, work.geometry.head_dim),
+                chunk.kv_rows,
+                scratch.values,
+            )
         torch.bmm(weights, scratch.values_3d, out=scratch.product_3d)
         sums = scratch.product
-    if is_final:
-        _put(layer.out, work.num_out_rows, chunk, sums)
-        return
-    _put(work.partials, len(work.partials), chunk, sums)
-    # the largest weight is exp(top - top) / sum, so this is top + log(sum) without a second pass of exp
-    log_sum = scores.amax(-1) - weights.amax(-1).log_()
-    _put(work.log_sums, len(work.log_sums), chunk, log_sum.view(-1, 1))
+    chunk.target.put(sums)
+    if chunk.log_target is not None:
+        # the largest weight is exp(top - top) / sum, so this is top + log(sum) without a second pass of exp
+        log_sum = scores.amax(-1) - weights.amax(-1).log_()
+        chunk.log_target.put(log_sum.view(-1, 1))
 
 
-def _scores(chunk: Chunk, work: ChunkedWork, layer: _Layer) -> torch.Tensor:
+def _scores(chunk: Chunk, work: ChunkedWork, scale: float, soft_cap: float | None) -> torch.Tensor:
     """Scaled, capped and masked scores [n*K, M*G, S]."""
-    scratch, cap, scores = chunk.scratch, layer.soft_cap, chunk.scratch.scores
-    queries = scratch.queries_3d
-    if isinstance(chunk.query_rows, torch.Tensor):
-        _gather(layer.qkv, work.num_query_rows, chunk.query_rows, scratch.queries)
-    else:
-        consecutive = _consecutive(chunk, "query_rows", layer.qkv, scratch.shape_3d, scratch.strides_3d)
-        queries = consecutive if layer.qkv.dtype == queries.dtype else queries.copy_(consecutive)
-    if chunk.bias is not None and cap is None:
-        return torch.baddbmm(chunk.bias, queries, scratch.keys_t, alpha=layer.scale, out=scores)
-    factor = layer.scale if cap is None else layer.scale / cap
+    scratch, scores = chunk.scratch, chunk.scratch.scores
+    queries = chunk.queries
+    if queries is None:
+        assert chunk.query_rows is not None
+        _gather(work.query_rows, chunk.query_rows, scratch.queries)
+        queries = scratch.queries_3d
+    elif queries.dtype != scores.dtype:
+        queries = scratch.queries_3d.copy_(queries)
+    if chunk.bias is not None and soft_cap is None:
+        return torch.baddbmm(chunk.bias, queries, scratch.keys_t, alpha=scale, out=scores)
+    factor = scale if soft_cap is None else scale / soft_cap
     torch.baddbmm(scores, queries, scratch.keys_t, beta=0, alpha=factor, out=scores)
-    if cap is not None:
-        scores.tanh_().mul_(cap)
+    if soft_cap is not None:
+        scores.tanh_().mul_(soft_cap)
     if chunk.bias is not None:
         scores.add_(chunk.bias)
     elif chunk.hidden is not None:
@@ -182,38 +175,9 @@ def _merge(work: ChunkedWork, out: torch.Tensor) -> None:
     out.index_copy_(0, tokens, merged.to(out.dtype))
 
 
-def _rows(tensor: torch.Tensor, num_rows: int, width: int) -> torch.Tensor:
-    """The memory of ``tensor`` as rows of ``width`` elements, of which it spans ``num_rows``."""
-    return tensor.as_strided((num_rows, width), (width, 1))
-
-
-def _consecutive(
-    chunk: Chunk, field: str, tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> torch.Tensor:
-    """A view of the consecutive rows of ``tensor`` that ``field`` of the chunk says."""
-    kept = chunk.views.get(field)
-    if kept is None or kept[0] is not tensor:
-        first = getattr(chunk, field).start
-        kept = (tensor, tensor.as_strided(shape, strides, tensor.storage_offset() + first * shape[-1]))
-        chunk.views[field] = kept
-    return kept[1]
-
-
-def _gather(tensor: torch.Tensor, num_rows: int, index: torch.Tensor, out: torch.Tensor) -> None:
-    """Rows of ``tensor``, which spans ``num_rows`` of them, into ``out`` [m, D] in its type."""
-    rows = _rows(tensor, num_rows, out.shape[1])
+def _gather(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+    """Chosen rows into ``out`` [m, D] in its type."""
     if rows.dtype == out.dtype:
         torch.index_select(rows, 0, index, out=out)
     else:
         out.copy_(rows.index_select(0, index))
-
-
-def _put(tensor: torch.Tensor, num_rows: int, chunk: Chunk, values: torch.Tensor) -> None:
-    """Store the rows of ``values`` [.., w] that are not padding in ``tensor``, which spans ``num_rows`` of them."""
-    if isinstance(chunk.target, slice):
-        _consecutive(chunk, "target", tensor, values.shape, values.stride()).copy_(values)
-        return
-    if chunk.kept is not None:
-        values = values[chunk.kept]
-    rows = _rows(tensor, num_rows, values.shape[1])
-    rows.index_copy_(0, chunk.target, values.to(rows.dtype))

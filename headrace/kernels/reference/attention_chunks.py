@@ -6,11 +6,9 @@ P partials.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,14 +17,13 @@ import torch
 
 from headrace.kernels.reference.attention_items import (
     AttentionWork,
+    Bools,
     ChunkShape,
     Geometry,
     Ints,
     WorkItems,
     slot_owners,
 )
-
-Rows = slice | torch.Tensor
 
 HIDDEN_SCORE = -1e30
 """Score of a key that a row must not see. Finite, so that a row that sees no key of an item yields a partial of
@@ -44,7 +41,6 @@ class ChunkScratch:
     product, product_3d: [n*K*M*G, D] and [n*K, M*G, D].
     queries_3d, keys_t, values_3d: the same memory as [n*K, M*G, D], [n*K, D, S] and [n*K, S, D].
     scores, weights: [n*K, M*G, S]; scores_by_row: the scores as [n, K, M, G, S].
-    shape_3d, strides_3d: of the product. width: D.
     """
 
     queries: torch.Tensor
@@ -59,16 +55,40 @@ class ChunkScratch:
     weights: torch.Tensor
     product: torch.Tensor
     product_3d: torch.Tensor
-    shape_3d: tuple[int, int, int]
-    strides_3d: tuple[int, int, int]
-    width: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """Where a chunk's results go.
+
+    view: the place itself, where all results go to consecutive rows; else None.
+    rows: the whole tensor as rows.
+    index: [m] its rows to write.
+    kept: [m] results that are not padding; None: all.
+    """
+
+    view: torch.Tensor | None
+    rows: torch.Tensor
+    index: torch.Tensor | None
+    kept: torch.Tensor | None
+
+    def put(self, values: torch.Tensor) -> None:
+        """Store results [.., w]."""
+        if self.view is not None:
+            self.view.copy_(values)
+            return
+        assert self.index is not None
+        if self.kept is not None:
+            values = values[self.kept]
+        self.rows.index_copy_(0, self.index, values.to(self.rows.dtype))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
     """n work items of one shape.
 
-    query_rows: [n*K*M*G], rows of D in qkv, or the range that they are.
+    queries: [n*K, M*G, D] view of them, where they lie in consecutive rows; else None.
+    query_rows: [n*K*M*G], rows of D in qkv to gather; None where there is a view.
     kv_rows: [n*K*S], rows of D in the key cache and in the value cache.
     pair_rows: [2*n*K*S], rows of D in the key cache's memory of keys and then of their values, where it has both and
         values are gathered; else None.
@@ -76,50 +96,75 @@ class Chunk:
         begin; None: values are gathered and multiplied.
     bias: [n*K, 1, S] of 0 or HIDDEN_SCORE, for items of one row; else None.
     hidden: [n, 1, M, 1, S] bool, slots that a row must not see; None when all are seen or ``bias`` says it.
-    kept: [m] rows of the result that are not padding; None: all.
-    target: [m] rows of D in out (when is_final), or in the partials, that the kept rows go to; a range when all are
-        kept and go to consecutive rows.
-    views: {field: (tensor, its rows)} of the layer before, whose activations mostly are the same tensors.
+    target: rows of D in out (when is_final), or in the partials.
+    log_target: rows of the partials' log-sum-exps; None when is_final.
     """
 
     shape: ChunkShape
     scratch: ChunkScratch
-    query_rows: Rows
+    queries: torch.Tensor | None
+    query_rows: torch.Tensor | None
     kv_rows: torch.Tensor
     pair_rows: torch.Tensor | None
     bag_rows: torch.Tensor | None
     bag_starts: torch.Tensor | None
     bias: torch.Tensor | None
     hidden: torch.Tensor | None
-    kept: torch.Tensor | None
-    target: Rows
-    views: dict[str, tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=dict)
+    target: Target
+    log_target: Target | None
 
     def index_bytes(self) -> int:
         """Bytes of the tensors that belong to this chunk alone."""
-        fields = (getattr(self, field.name) for field in dataclasses.fields(self))
-        memory = {tensor.data_ptr(): tensor.nbytes for tensor in fields if isinstance(tensor, torch.Tensor)}
-        return sum(memory.values())
+        indices = [self.query_rows, self.kv_rows if self.pair_rows is None else self.pair_rows]
+        indices += [
+            self.bag_rows,
+            self.bag_starts,
+            self.bias,
+            self.hidden,
+            self.target.index,
+            self.target.kept,
+        ]
+        return sum(tensor.nbytes for tensor in indices if tensor is not None)
 
 
 class ChunkedWork:
-    """A work list cut into chunks for one geometry. Made once per plan, iterated once per layer.
+    """A work list cut into chunks for one geometry, over one qkv and out, which layers share. Made once per plan,
+    iterated once per layer. Does not keep the plan, which keeps it: scratch memory is free as soon as the step ends.
 
     Args:
         work: the plan; its tensors are read now.
         geometry: heads and strides.
+        qkv, out: as ``attention`` takes them.
 
     Attributes:
-        num_query_rows, num_cache_rows, num_out_rows: rows of D that qkv, each cache and out span.
+        query_rows, out_rows: qkv and out as rows of D, up to the last one that is used.
+        num_cache_rows: rows of D that each cache spans.
+        num_pair_rows: rows of D from the first key to the last value, where both caches are one memory.
+        partials: [P*H, D], outputs of the plan's partials. log_sums: [P*H, 1], their log-sum-exps.
+        merged_tokens: [reductions] int64, the token that each reduction writes.
+        owner_of_slot: [P] int64, the reduction that each partial belongs to.
     """
 
-    def __init__(self, work: AttentionWork, geometry: Geometry) -> None:
+    def __init__(self, work: AttentionWork, geometry: Geometry, qkv: torch.Tensor, out: torch.Tensor) -> None:
         self.geometry = geometry
-        self.num_query_rows = geometry.rows_of_tokens(work.num_tokens, geometry.token_stride)
+        self.query_rows, self.out_rows = (
+            tensor_rows(tensor, geometry.rows_of_tokens(work.num_tokens, tensor.stride(0)), geometry.head_dim)
+            for tensor in (qkv, out)
+        )
         self.num_cache_rows = geometry.num_cache_rows
-        self.num_out_rows = geometry.rows_of_tokens(work.num_tokens, geometry.out_stride)
-        self._work = work
+        self.num_pair_rows = self.num_cache_rows + (geometry.value_rows or 0)
+        self._activations = (qkv, out)  # work is found again by their ids
+        self._strides = (qkv.stride(0), out.stride(0))
         self._device = work.block_table.device
+        self.partials = torch.empty(
+            (work.num_partials * geometry.num_heads, geometry.head_dim),
+            dtype=geometry.dtype,
+            device=self._device,
+        )
+        self.log_sums = self.partials.new_empty((len(self.partials), 1))
+        if work.num_reductions:
+            self.merged_tokens = work.reduce_rows[: work.num_reductions].long()
+            self.owner_of_slot = self._to_device(slot_owners(work))
         self._items = WorkItems(work)
         self._members = self._items.chunks(geometry)
         self._memory = self._allocate()
@@ -134,27 +179,6 @@ class ChunkedWork:
                 if self._kept_bytes <= MAX_KEPT_BYTES:
                     self._chunks[index] = chunk
             yield chunk
-
-    @cached_property
-    def partials(self) -> torch.Tensor:
-        """[P*H, D]: outputs of the plan's partials."""
-        shape = (self._work.num_partials * self.geometry.num_heads, self.geometry.head_dim)
-        return torch.empty(shape, dtype=self.geometry.dtype, device=self._device)
-
-    @cached_property
-    def log_sums(self) -> torch.Tensor:
-        """[P*H, 1]: log-sum-exps of the plan's partials."""
-        return self.partials.new_empty((len(self.partials), 1))
-
-    @cached_property
-    def merged_tokens(self) -> torch.Tensor:
-        """[reductions] int64: the token that each reduction writes."""
-        return self._work.reduce_rows[: self._work.num_reductions].long()
-
-    @cached_property
-    def owner_of_slot(self) -> torch.Tensor:
-        """[P] int64: the reduction that each partial belongs to."""
-        return self._to_device(slot_owners(self._work))
 
     def _allocate(self) -> dict[str, torch.Tensor]:
         """Flat memory for the largest chunk."""
@@ -198,22 +222,11 @@ class ChunkedWork:
             weights=memory("weights", batch, rows * group, slots),
             product=product.view(-1, g.head_dim),
             product_3d=product,
-            shape_3d=(batch, rows * group, g.head_dim),
-            strides_3d=(rows * group * g.head_dim, g.head_dim, 1),
-            width=g.head_dim,
         )
 
     def _build(self, shape: ChunkShape, items: Ints) -> Chunk:
         g = self.geometry
         tokens, positions, is_row = self._items.rows(items, shape.num_rows)
-        if shape.is_final:
-            target = self._by_head(tokens * (g.out_stride // g.head_dim))
-        else:
-            slots = self._items.partial_start[items, None] + np.arange(shape.num_rows)
-            target = self._by_head(slots * g.num_heads)
-        kept = None
-        if not is_row.all():
-            kept = np.flatnonzero(np.broadcast_to(is_row[:, None, :, None], target.shape))
         bias, hidden = self._mask(shape, items, positions)
         kv_rows = self._items.cache_rows(items, shape.num_slots, g)
         bag_rows = bag_starts = pair_rows = None
@@ -222,19 +235,48 @@ class ChunkedWork:
             bag_starts = torch.arange(0, len(bag_rows), shape.num_slots, device=self._device)
         elif g.value_rows is not None:
             pair_rows = self._to_device(np.concatenate((kv_rows, kv_rows + g.value_rows)).reshape(-1))
+        scratch = self._scratch(shape)
+        query_rows = self._by_head(tokens * (self._strides[0] // g.head_dim))
+        queries = _consecutive(self.query_rows, query_rows, scratch.queries_3d)
+        target, log_target = self._targets(shape, items, tokens, is_row, scratch)
         return Chunk(
             shape=shape,
-            scratch=self._scratch(shape),
-            query_rows=self._rows(self._by_head(tokens * (g.token_stride // g.head_dim))),
+            scratch=scratch,
+            queries=queries,
+            query_rows=None if queries is not None else self._to_device(query_rows.reshape(-1)),
             kv_rows=self._to_device(kv_rows.reshape(-1)) if pair_rows is None else pair_rows[: kv_rows.size],
             pair_rows=pair_rows,
             bag_rows=bag_rows,
             bag_starts=bag_starts,
             bias=bias,
             hidden=hidden,
-            kept=None if kept is None else self._to_device(kept),
-            target=self._rows(target) if kept is None else self._to_device(target.reshape(-1)[kept]),
+            target=target,
+            log_target=log_target,
         )
+
+    def _targets(
+        self, shape: ChunkShape, items: Ints, tokens: Ints, is_row: Bools, scratch: ChunkScratch
+    ) -> tuple[Target, Target | None]:
+        """Where outputs go, and where their log-sum-exps."""
+        if shape.is_final:
+            rows = self._by_head(tokens * (self._strides[1] // self.geometry.head_dim))
+        else:
+            slots = self._items.partial_start[items, None] + np.arange(shape.num_rows)
+            rows = self._by_head(slots * self.geometry.num_heads)
+        kept = None
+        if not is_row.all():
+            kept = np.flatnonzero(np.broadcast_to(is_row[:, None, :, None], rows.shape))
+        index = self._to_device(rows.reshape(-1) if kept is None else rows.reshape(-1)[kept])
+        kept_rows = None if kept is None else self._to_device(kept)
+
+        def target(tensor: torch.Tensor, values: torch.Tensor) -> Target:
+            view = _consecutive(tensor, rows, values) if kept is None else None
+            return Target(view, tensor, index, kept_rows)
+
+        if shape.is_final:
+            return target(self.out_rows, scratch.product), None
+        sums = scratch.product.new_empty((len(scratch.product), 1))
+        return target(self.partials, scratch.product), target(self.log_sums, sums)
 
     def _by_head(self, rows: Ints) -> Ints:
         """Rows [n, M] of each item's first head -> rows [n, K, M, G] of all heads."""
@@ -255,13 +297,19 @@ class ChunkedWork:
         by_head = np.repeat(bias, self.geometry.num_kv_heads, axis=0)
         return self._to_device(by_head).to(self.geometry.dtype), None
 
-    def _rows(self, index: Ints) -> Rows:
-        """Row numbers as a tensor, or as a slice where they are consecutive, which needs no copy."""
-        flat = index.reshape(-1)
-        first, last = int(flat[0]), int(flat[-1])
-        if last - first == len(flat) - 1 and (flat[1:] - flat[:-1] == 1).all():
-            return slice(first, last + 1)
-        return self._to_device(flat)
-
     def _to_device(self, values: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def tensor_rows(tensor: torch.Tensor, num_rows: int, width: int) -> torch.Tensor:
+    """The memory of ``tensor`` as rows of ``width`` elements, of which it spans ``num_rows``."""
+    return tensor.as_strided((num_rows, width), (width, 1))
+
+
+def _consecutive(rows: torch.Tensor, index: Ints, like: torch.Tensor) -> torch.Tensor | None:
+    """The rows [.., w] of these numbers as a view of the shape of ``like``; None where they are not consecutive."""
+    flat = index.reshape(-1)
+    first, last = int(flat[0]), int(flat[-1])
+    if last - first != len(flat) - 1 or (flat[1:] - flat[:-1] != 1).any():
+        return None
+    return rows[first : last + 1].view(like.shape)

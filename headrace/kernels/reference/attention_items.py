@@ -57,7 +57,6 @@ class AttentionWork(Protocol):
 class Geometry:
     """What the op's tensors look like. Shapes and strides count elements.
 
-    token_stride, out_stride: between tokens of qkv and of out, multiples of D.
     cache_shape, cache_strides: of k_cache and v_cache [num_blocks, K, B, D]; the first three strides are multiples
         of D.
     cache_dtype, query_dtype: storage types.
@@ -67,8 +66,6 @@ class Geometry:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    token_stride: int
-    out_stride: int
     cache_shape: tuple[int, ...]
     cache_strides: tuple[int, ...]
     cache_dtype: torch.dtype
