@@ -27,6 +27,7 @@ from headrace.config import EngineConfig
 from headrace.core.output import EngineCoreRequest
 from headrace.engine.assemble import build_engine_core
 from headrace.engine.engine_core import EngineCore
+from headrace.engine.settled_start import settle
 from headrace.engine.step_meter import StepMeter
 from headrace.sampling_params import SamplingParams
 
@@ -47,6 +48,7 @@ def make_core(model: str, options: dict[str, Any], is_offline: bool = True) -> E
         }
     )
     core = build_engine_core(config, is_offline=is_offline)
+    settle(core)  # as `LLM` does
     stats = core.stats()
     stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in stats.startup_s.items())
     print(

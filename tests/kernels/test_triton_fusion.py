@@ -130,3 +130,16 @@ def test_parts_of_a_wider_buffer_are_not_links() -> None:
             return act
 
     assert names(fuse(record(Parts(), step(1)), 1, HALF)) == ["embedding", "linear", "linear", "gated_act"]
+
+
+def test_no_tensors_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comparison with a symbol costs microseconds, and a plan has thousands of pairs: it is made between steps."""
+
+    def fail(*_: object) -> bool:
+        raise AssertionError("a tensor was compared")
+
+    plan = record(Model(), step(3))
+    monkeypatch.setattr(torch.Tensor, "__eq__", fail)
+    monkeypatch.setattr(torch.Tensor, "__ne__", fail)
+    assert len(fuse(plan, 3, HALF)) < len(plan)
+    assert fuse(plan, 40, HALF) is plan

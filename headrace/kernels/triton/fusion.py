@@ -21,6 +21,7 @@ from headrace.kernels.triton.fused import (
     norm_gated_linear,
     norm_linear,
 )
+from headrace.kernels.triton.linear import MAX_SKINNY_ROWS
 from headrace.kernels.triton.norm import rms_norm
 
 _OUTPUT_PLACES = {"embedding": 2, "rms_norm": 3, "add_rms_norm": 4, "gated_act": 2, "gated_linear": 4}
@@ -40,6 +41,8 @@ def fuse(plan: OpPlan, num_rows: int, dtype: torch.dtype, *, is_windowed: bool =
         stacked = stack_layers(plan)
         if stacked is not None:
             return stacked
+    if num_rows > MAX_SKINNY_ROWS:
+        return plan
     fuser = _Fuser(plan, num_rows, dtype)
     calls = list(plan.calls)
     for rule in (fuser.linear_then_add, fuser.linear_then_act, fuser.norm_then_linear):
@@ -62,7 +65,9 @@ class _Fuser:
         done: list[OpCall] = []
         index = 0
         while index < len(calls):
-            replaced = rule(*calls[index : index + 2]) if self._is_link_dead(calls, index) else None
+            replaced = rule(*calls[index : index + 2]) if index + 1 < len(calls) else None
+            if replaced is not None and not self._is_link_dead(calls, index):
+                replaced = None
             done += replaced or [calls[index]]
             index += 2 if replaced else 1
         return done
@@ -107,13 +112,12 @@ class _Fuser:
     def _is_link_dead(self, calls: Sequence[OpCall], index: int) -> bool:
         """Whether what call ``index`` writes is read by the next one and by none after it, before it is overwritten."""
         link = self._output_of(calls[index])
-        if link is None or index + 1 == len(calls):
+        if link is None or not _uses(calls[index + 1], link):
             return False
-        if link not in calls[index + 1].args:
-            return False
-        for call in calls[index + 2 :]:
-            if link in call.args:
-                return call.args.count(link) == 1 and self._output_of(call) == link
+        for following in range(index + 2, len(calls)):
+            uses = _uses(calls[following], link)
+            if uses:
+                return uses == 1 and self._output_of(calls[following]) == link
         return link.name != self._result
 
     def _output_of(self, call: OpCall) -> Symbol | None:
@@ -125,6 +129,11 @@ class _Fuser:
         place = _OUTPUT_PLACES.get(call.name)
         out = None if place is None else call.args[place]
         return out if isinstance(out, Symbol) else None
+
+
+def _uses(call: OpCall, symbol: Symbol) -> int:
+    """How often a call has the symbol among its arguments. Tensors among them are not compared, which is slow."""
+    return sum(index == symbol.index for _, index in call.symbols)
 
 
 def _call(name: str, op: Callable[..., None], *args: Any) -> OpCall:
