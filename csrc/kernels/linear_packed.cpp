@@ -6,6 +6,9 @@
 #if defined(__AMX_INT8__)
 #include "packed_digits.h"
 #endif
+#if defined(__AVX512VNNI__)
+#include "packed_twin_x86.h"
+#endif
 #if defined(__AVX2__)
 #include "packed_float_x86.h"
 #else
@@ -125,6 +128,12 @@ void run_rounded(const HrLinearPacked& a, Team& team) {
       pair_rounded(m, tile, x, count, pair, sums);
       put_tiles(a, tile, first, count, sums, kPairOutputs);
       is_configured = true;
+    }
+#endif
+#if defined(__AVX512VNNI__)
+    for (; tile + 2 <= end; tile += 2) {
+      twin_rounded(m, tile, x, count, scales, sums);
+      put_tiles(a, tile, first, count, sums, kTwinOutputs);
     }
 #endif
     for (; tile < end; ++tile) {

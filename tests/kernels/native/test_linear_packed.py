@@ -96,6 +96,20 @@ def test_a_rows_result_does_not_depend_on_the_others(input_bits: int) -> None:
             assert torch.equal(alone[0], together[row])
 
 
+@pytest.mark.parametrize("input_bits", [16, 8])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 7])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_an_output_does_not_depend_on_the_others(kind: Kind, num_rows: int, input_bits: int) -> None:
+    """Tiles of a matrix multiplied side by side and alone give the same bits."""
+    matrix = random_matrix(kind, 24, 512)
+    x, together, alone = inputs(num_rows, 512, torch.float32), torch.empty(num_rows, 24), torch.empty(num_rows, 8)
+    native_ops.linear_packed(x, native_ops.pack_matrix(matrix), None, together, 0, input_bits)
+    for first in (0, 8, 16):
+        tile = native_ops.pack_matrix(matrix.rows(first, first + 8))
+        native_ops.linear_packed(x, tile, None, alone, 0, input_bits)
+        assert torch.equal(alone, together[:, first : first + 8])
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_many_rows_are_as_exact_as_few(kind: Kind) -> None:
     matrix = random_matrix(kind, 37, 512)
