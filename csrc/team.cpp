@@ -14,6 +14,7 @@ namespace hr {
 namespace {
 
 constexpr int kNumRounds = 4;
+constexpr int kMaxShares = 8;  // more would take longer to look through than they save
 constexpr int kSpins = 4096;  // some 50 microseconds; longer waits give the core to others
 
 struct alignas(64) Counter {
@@ -48,22 +49,30 @@ thread_local Scratch thread_scratch;
 struct TeamState {
   TeamBody body;
   void* data;
-  Counter taken[kNumRounds];  // one per round; a round's counter is cleared two barriers before it is used again
+  Counter taken[kNumRounds][kMaxShares];  // a round's counters are cleared two barriers before they are used again
   Counter arrived;
   Counter round;
 };
 
 int64_t Team::take(int64_t count) {
-  Counter& counter = state_->taken[state_->round.value.load(std::memory_order_relaxed) % kNumRounds];
-  const int64_t index = counter.value.fetch_add(1, std::memory_order_relaxed);
-  return index < count ? index : count;
+  Counter* taken = state_->taken[state_->round.value.load(std::memory_order_relaxed) % kNumRounds];
+  const int shares = size_ < kMaxShares ? size_ : kMaxShares;
+  for (int i = 0; i < shares; ++i) {
+    const int share = (rank_ + i) % shares;
+    const int64_t begin = count * share / shares, end = count * (share + 1) / shares;
+    std::atomic<int64_t>& next = taken[share].value;
+    if (begin + next.load(std::memory_order_relaxed) >= end) continue;
+    const int64_t index = begin + next.fetch_add(1, std::memory_order_relaxed);
+    if (index < end) return index;
+  }
+  return count;
 }
 
 void Team::barrier() {
   const int64_t round = state_->round.value.load(std::memory_order_relaxed);
   if (state_->arrived.value.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
     state_->arrived.value.store(0, std::memory_order_relaxed);
-    state_->taken[(round + 2) % kNumRounds].value.store(0, std::memory_order_relaxed);
+    for (Counter& taken : state_->taken[(round + 2) % kNumRounds]) taken.value.store(0, std::memory_order_relaxed);
     state_->round.value.store(round + 1, std::memory_order_release);
     return;
   }

@@ -18,7 +18,8 @@ class Team {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // The next of ``count`` pieces of work that no thread has taken since the last barrier; count or more: none is left.
+  // One of ``count`` pieces of work that no thread has taken since the last barrier; count: none is left. A thread goes
+  // through a share of its own from its beginning, so that what it reads lies together; then it helps others.
   int64_t take(int64_t count);
 
   // Waits until every thread is here. Also begins a new round of take().

@@ -81,7 +81,7 @@ void multiply_some(const float* rows, int64_t stride, const float* panels, int64
                    float* out, int64_t out_stride) {
   Vec sums[R][P * kPanelVecs];
   clear(sums);
-  multiply<R, P>(rows, stride, panels, panel_stride, inputs, sums);
+  multiply<R, P, false>(rows, stride, panels, panel_stride, inputs, sums);
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < P * kPanelVecs; ++i) store(out + r * out_stride + i * kLanes, sums[r][i]);
 }

@@ -71,28 +71,28 @@ struct Place {
   int64_t row, row_in_block, column, column_in_chunk;
 };
 
-template <int R, int P, typename T>
+template <int R, int P, bool FROM_MEMORY, typename T>
 void run_tile(const Target& target, const Place& at, const float* x, int64_t x_stride, const T* w,
               int64_t panel_stride, int64_t inputs) {
   Vec sums[R][P * kPanelVecs];
   begin_sums<R, P>(target, at.row_in_block, at.column_in_chunk, sums);
-  multiply<R, P>(x, x_stride, w, panel_stride, inputs, sums);
+  multiply<R, P, FROM_MEMORY>(x, x_stride, w, panel_stride, inputs, sums);
   end_sums<R, P>(target, at.row, at.row_in_block, at.column, at.column_in_chunk, sums);
 }
 
 // R rows times ``panels`` panels.
-template <int R, typename T>
+template <int R, bool FROM_MEMORY, typename T>
 void run_rows(const Target& target, Place at, const float* x, int64_t x_stride, const T* w, int64_t panel_stride,
               int64_t inputs, int64_t panels) {
   constexpr int P = panels_for(R);
   for (; panels >= P; panels -= P) {
-    run_tile<R, P>(target, at, x, x_stride, w, panel_stride, inputs);
+    run_tile<R, P, FROM_MEMORY>(target, at, x, x_stride, w, panel_stride, inputs);
     at.column += P * kPanel;
     at.column_in_chunk += P * kPanel;
     w += P * panel_stride;
   }
   for (; panels > 0; --panels) {
-    run_tile<R, 1>(target, at, x, x_stride, w, panel_stride, inputs);
+    run_tile<R, 1, FROM_MEMORY>(target, at, x, x_stride, w, panel_stride, inputs);
     at.column += kPanel;
     at.column_in_chunk += kPanel;
     w += panel_stride;
@@ -100,14 +100,14 @@ void run_rows(const Target& target, Place at, const float* x, int64_t x_stride, 
 }
 
 // ``rows`` <= R rows.
-template <int R, typename T>
+template <int R, bool FROM_MEMORY, typename T>
 void dispatch_rows(int64_t rows, const Target& target, const Place& at, const float* x, int64_t x_stride,
                    const T* w, int64_t panel_stride, int64_t inputs, int64_t panels) {
   if constexpr (R > 0) {
     if (rows == R)
-      run_rows<R>(target, at, x, x_stride, w, panel_stride, inputs, panels);
+      run_rows<R, FROM_MEMORY>(target, at, x, x_stride, w, panel_stride, inputs, panels);
     else
-      dispatch_rows<R - 1>(rows, target, at, x, x_stride, w, panel_stride, inputs, panels);
+      dispatch_rows<R - 1, FROM_MEMORY>(rows, target, at, x, x_stride, w, panel_stride, inputs, panels);
   }
 }
 
@@ -157,7 +157,7 @@ void few_rows(const HrLinear& a, const T* w, int64_t panel_stride, int64_t colum
   for (int64_t tile = 0; tile < tiles.count; ++tile) {
     const int64_t row = tiles.start(tile), rows = tiles.start(tile + 1) - row;
     const Rows x = widen_rows(a, row, rows, 0, a.num_inputs, memory);
-    dispatch_rows<max_rows>(rows, target, Place{row, 0, column, 0}, x.values, x.stride, w, panel_stride,
+    dispatch_rows<max_rows, true>(rows, target, Place{row, 0, column, 0}, x.values, x.stride, w, panel_stride,
                             a.num_inputs, panels);
   }
 }
@@ -188,7 +188,7 @@ void many_rows(const HrLinear& a, const T* w, int64_t panel_stride, int64_t colu
       for (int64_t tile = 0; tile < tiles.count; ++tile) {
         const int64_t row = tiles.start(tile), rows = tiles.start(tile + 1) - row;
         const Rows x = widen_rows(a, top + row, rows, first, inputs, x_memory);
-        dispatch_rows<kMaxRows>(rows, target, Place{top + row, row, column, 0}, x.values, x.stride, widened, stride,
+        dispatch_rows<kMaxRows, false>(rows, target, Place{top + row, row, column, 0}, x.values, x.stride, widened, stride,
                                 inputs, panels);
       }
     }

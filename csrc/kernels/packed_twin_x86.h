@@ -83,7 +83,7 @@ template <int BITS>
 inline void fetch_next(const uint8_t* first, const uint8_t* second, int64_t block) {
   const char* next = reinterpret_cast<const char*>(second + (second - first) + block * 2 * block_bytes(BITS));
   HR_UNROLL
-  for (int64_t i = 0; i < 2 * block_bytes(BITS); i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
+  for (int64_t i = 0; i < 64 * BITS; i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
 }
 
 template <int BITS, int HALVES, bool HAS_MIN, bool IS_DOUBLE, bool IS_STORED, int ROWS>

@@ -47,8 +47,19 @@ static inline __attribute__((always_inline)) void add_input(const float* x, int6
   }
 }
 
-// sums[r][p * kPanelVecs + v] += x[r][k] * panel p [k], for k in [0, inputs).
-template <int R, int P, typename T>
+constexpr int64_t kBytesAhead = 2048;  // in each panel
+
+// A line of each of P panels that is needed soon, from memory: a core by itself fetches too few at a time. Behind the
+// ends of these panels the next ones begin.
+template <int P, typename T>
+static inline __attribute__((always_inline)) void fetch_panels(const T* w, int64_t panel_stride, int64_t element) {
+  const int64_t ahead = element + kBytesAhead / (int64_t)sizeof(T);
+  const T* next = w + ahead + (ahead < panel_stride ? 0 : (P - 1) * panel_stride);
+  for (int p = 0; p < P; ++p) __builtin_prefetch(next + p * panel_stride);
+}
+
+// sums[r][p * kPanelVecs + v] += x[r][k] * panel p [k], for k in [0, inputs). FROM_MEMORY: the panels are in no cache.
+template <int R, int P, bool FROM_MEMORY, typename T>
 static inline __attribute__((always_inline)) void multiply(const float* x, int64_t x_stride, const T* w,
                                                            int64_t panel_stride, int64_t inputs,
                                                            Vec (&sums)[R][P * kPanelVecs]) {
@@ -57,6 +68,7 @@ static inline __attribute__((always_inline)) void multiply(const float* x, int64
   if constexpr (std::is_same_v<T, Bf16>) {  // in pairs of inputs: the low half of a word is the first
     int64_t k = 0;
     for (; k + 1 < inputs; k += 2) {
+      if constexpr (FROM_MEMORY) fetch_panels<P>(w, panel_stride, k * kPanel);
       if constexpr (R <= 3) {  // registers hold x, and weights come one by one
         for (int i = 0; i < N; ++i) {
           const WordVec word = load_words(w + i / kPanelVecs * panel_stride + k * kPanel + i % kPanelVecs * 2 * kLanes);
@@ -81,6 +93,7 @@ static inline __attribute__((always_inline)) void multiply(const float* x, int64
     }
   } else {
     for (int64_t k = 0; k < inputs; ++k) {
+      if constexpr (FROM_MEMORY) fetch_panels<P>(w, panel_stride, k * kPanel);
       for (int i = 0; i < N; ++i)
         weights[i] = load(w + i / kPanelVecs * panel_stride + k * kPanel + i % kPanelVecs * kLanes);
       add_input(x + k, x_stride, weights, sums);

@@ -8,6 +8,7 @@ import torch
 
 from headrace.kernels.native.run import check_rows, run
 from headrace.kernels.native.structs import DTYPES, LinearArgs, PackWeightArgs
+from headrace.kernels.native.weight_memory import WEIGHT_MEMORY
 
 PANEL = 16
 """Outputs side by side."""
@@ -79,7 +80,7 @@ def pack_weight(weight: torch.Tensor) -> PackedWeight:
     panels = -(-num_outputs // PANEL)
     is_paired = weight.dtype == torch.bfloat16
     shape = (panels, -(-num_inputs // 2), PANEL, 2) if is_paired else (panels, num_inputs, PANEL)
-    data = torch.empty(shape, dtype=weight.dtype)
+    data = WEIGHT_MEMORY.empty(shape, weight.dtype)
     args = PackWeightArgs(
         rows=num_outputs,
         weight=weight.data_ptr(),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headrace.kernels.affine_matrix import BLOCK_COLUMNS, AffineMatrix, GroupScales
 from headrace.kernels.native.structs import PackedMatrixStruct
+from headrace.kernels.native.weight_memory import WEIGHT_MEMORY
 
 _TILE_ROWS = 8
 _SCALE_KINDS = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
@@ -49,11 +50,12 @@ class TiledMatrix:
         assert group % BLOCK_COLUMNS == 0 or (group == 16 and matrix.minimums is None), (
             f"groups of {group} columns"
         )
-        tiled = _tile_codes(codes, matrix.bits)
-        scales = _tile_scales(matrix.scales)
-        minimums = None if matrix.minimums is None else _tile_scales(matrix.minimums)
-        if minimums is not None and minimums.values.dtype != scales.values.dtype:
-            scales, minimums = _tile_scales(_wide(matrix.scales)), _tile_scales(_wide(matrix.minimums))
+        tiled = WEIGHT_MEMORY.keep(_tile_codes(codes, matrix.bits))
+        minimums = matrix.minimums
+        is_mixed = minimums is not None and minimums.values.dtype != matrix.scales.values.dtype
+        scales = _tile_scales(_wide(matrix.scales) if is_mixed else matrix.scales)
+        if minimums is not None:
+            minimums = _tile_scales(_wide(minimums) if is_mixed else minimums)
         struct = PackedMatrixStruct(
             tiled.data_ptr(),
             scales.values.data_ptr(),
@@ -77,8 +79,7 @@ def _padded(values: Tensor, num_columns: int = 0) -> Tensor:
     return F.pad(values, (0, num_columns, 0, num_rows)) if num_rows or num_columns else values
 
 
-def _wide(scales: GroupScales | None) -> GroupScales:
-    assert scales is not None
+def _wide(scales: GroupScales) -> GroupScales:
     return GroupScales(scales.widen())
 
 
@@ -119,4 +120,4 @@ def _tile_scales(scales: GroupScales) -> GroupScales:
 def _tiled(values: Tensor) -> Tensor:
     """[n, G] -> [tiles, G, 8]."""
     padded = _padded(values)
-    return padded.view(-1, _TILE_ROWS, values.shape[1]).transpose(1, 2).contiguous()
+    return WEIGHT_MEMORY.keep(padded.view(-1, _TILE_ROWS, values.shape[1]).transpose(1, 2))

@@ -102,7 +102,11 @@ def test_a_rows_result_does_not_depend_on_the_others(input_bits: int) -> None:
 def test_an_output_does_not_depend_on_the_others(kind: Kind, num_rows: int, input_bits: int) -> None:
     """Tiles of a matrix multiplied side by side and alone give the same bits."""
     matrix = random_matrix(kind, 24, 512)
-    x, together, alone = inputs(num_rows, 512, torch.float32), torch.empty(num_rows, 24), torch.empty(num_rows, 8)
+    x, together, alone = (
+        inputs(num_rows, 512, torch.float32),
+        torch.empty(num_rows, 24),
+        torch.empty(num_rows, 8),
+    )
     native_ops.linear_packed(x, native_ops.pack_matrix(matrix), None, together, 0, input_bits)
     for first in (0, 8, 16):
         tile = native_ops.pack_matrix(matrix.rows(first, first + 8))
