@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,15 +59,14 @@ class EarlyStageRunner(ModelRunner):
         self.expect: Callable[[int], Coming] | None = None
         self._awaited: deque[_Awaited] = deque()
         self._born: dict[str, int] = {}
-        self._reads: Container[str] = ()
+        self._reads: AbstractSet[str] = set()
 
     def execute_model(
         self, scheduler_output: SchedulerOutput, before_forward: Callable[[], None] | None = None
     ) -> None:
         """Run the forward of one step."""
-        self._take_tokens_of(
-            scheduler_output.appended_token_ids
-        )  # before what comes after or in place of them
+        # What the host appends comes after the sampled tokens or in their place.
+        self._take_tokens_of(scheduler_output.appended_token_ids.keys())
         for request_id in scheduler_output.removed_request_ids:
             self._born.pop(request_id, None)
         for new in scheduler_output.new_requests:
@@ -96,11 +96,11 @@ class EarlyStageRunner(ModelRunner):
         self.take_tokens()
         return super()._run(step)
 
-    def _take_tokens_of(self, request_ids: Container[str]) -> None:
+    def _take_tokens_of(self, request_ids: AbstractSet[str]) -> None:
         """All up to the newest step that sampled for one of these."""
         newest = 0
         for awaited in self._awaited:
-            if any(name in request_ids for name in awaited.request_ids):
+            if not request_ids.isdisjoint(awaited.request_ids):
                 newest = awaited.step_id
         while self._awaited and self._awaited[0].step_id <= newest:
             self._put(self._awaited.popleft())

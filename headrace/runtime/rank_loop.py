@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import traceback
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from headrace.runtime.rank_messages import (
     RankVoice,
     RunStep,
     Sample,
+    Stop,
     ToRank,
 )
 
@@ -112,7 +114,7 @@ class RankLoop:
         )
         if world.reports:
             _start_thread(self._report_results, "results")
-        self._reports = world.reports
+        self._reports, self._meet = world.reports, partial(world.smallest, 0)
         self._voice.send(
             RankReady(
                 worker.kv_cache_specs(),
@@ -139,6 +141,8 @@ class RankLoop:
                 if self._reports:
                     self._launched.put(pending)
             else:
+                if isinstance(message, Stop):
+                    self._meet()  # steps in flight run to their end everywhere, without complaints of who has left
                 return
 
     def _report_results(self) -> None:

@@ -127,3 +127,18 @@ def test_a_shutdown_leaves_nothing_behind(folder: Path) -> None:
     assert not any(is_alive(pid) for pid in pids)
     with pytest.raises(EngineDeadError, match="shut down"):
         core.executor.check_alive()
+
+
+@pytest.mark.slow
+def test_a_shutdown_amid_steps_is_no_failure(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """No rank complains that another, which was done before it, has left."""
+    core = build_engine_core(config(folder, tensor_parallel_size=1, pipeline_parallel_size=2))
+    pids = pids_of(core)
+    for number in range(6):
+        start_request(core, number)
+    for _ in range(5):
+        core.step()
+    assert core.scheduler.in_flight
+    core.shutdown()
+    assert not any(is_alive(pid) for pid in pids)
+    assert "fails" not in capfd.readouterr().err
