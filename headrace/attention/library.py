@@ -19,16 +19,18 @@ class LibraryRule:
 
     Attributes:
         min_rows: shorter chunks stay with the paged kernels: there the library is hardly faster.
+        min_pairs: query-key pairs of a chunk, at least: below, the host needs longer for the calls than the GPU.
         unit: squares and rectangles have multiples of so many rows and keys, to keep the library's plans few.
         max_piece: the longest rectangle; pieces of context are this and its halves, down to ``unit``.
-        max_padding: query-key pairs computed for each one that is wanted, at most. The library is 1.5 to 1.7 times
-            as fast a pair.
+        max_padding: query-key pairs computed for each one that is wanted, at most. The library is 1.2 times as fast
+            a pair.
     """
 
     min_rows: int = 2048
+    min_pairs: int = 24_000_000
     unit: int = 1024
     max_piece: int = 16384
-    max_padding: float = 1.3
+    max_padding: float = 1.15
 
     def max_rows(self, max_tokens: int) -> int:
         """Rows that ``AttentionLibrary`` lays out at most for a chunk of ``max_tokens``."""
@@ -43,7 +45,7 @@ class LibraryRule:
         num_square, num_padded = self._rounded(num_front + num_rows), self._rounded(num_rows)
         wanted = num_rows * num_cached + num_rows**2 / 2
         computed = num_square**2 / 2 + num_padded * sum(pieces)
-        if computed > self.max_padding * wanted:
+        if wanted < self.min_pairs or computed > self.max_padding * wanted:
             return None
         return LibrarySpan(request, first_token, num_rows, pieces, num_front, num_square, num_padded)
 

@@ -44,8 +44,8 @@ class SplitRule:
     """
 
     num_kv_heads: int
-    min_short_tokens: int = 256
-    num_short_cuts: int = 6
+    min_short_tokens: int = 128
+    num_short_cuts: int = 7
     min_long_tokens: int = 2048
     min_shared_tokens: int = 512
     max_splits: int = 32

@@ -23,7 +23,7 @@ from tests.kernels.paged_step import PagedStep, make_step
 from tests.kernels.triton_setup import DEVICE, max_error, relative_error
 
 SMALL = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=16)
-RULE = LibraryRule(min_rows=16, unit=8, max_piece=32, max_padding=2.5)
+RULE = LibraryRule(min_rows=16, min_pairs=0, unit=8, max_piece=32, max_padding=2.5)
 MAX_TOKENS = 64
 
 
@@ -162,7 +162,9 @@ def test_who_stays_with_the_paged_kernels() -> None:
 def test_the_rule_in_tokens() -> None:
     rule = LibraryRule()
     assert rule.span(0, 0, 2047, 0) is None
-    assert rule.span(0, 0, 2049, 0) is None, "3,072 rows are too many for 2,049"
+    assert rule.span(0, 0, 2048, 0) is None and rule.span(0, 0, 4096, 0) is None, "the host is slower"
+    assert rule.span(0, 0, 2048, 14336) is not None
+    assert rule.span(0, 0, 7200, 0) is None, "8,192 rows are too many for 7,200"
     first = rule.span(0, 0, 8192, 0)
     assert first is not None and first.is_in_place and not first.pieces
     later = rule.span(3, 100, 8192, 21808)
@@ -230,7 +232,7 @@ def test_an_error_of_a_call_reaches_the_step() -> None:
     "lens", [(4096, 0), (3000, 0), (2048, 5000), (2900, 3 * 16384 + 8192 + 2048 + 77)], ids=str
 )
 def test_cudnn(lens: tuple[int, int]) -> None:
-    shape, rule = AttentionShape(32, 8, 128), LibraryRule()
+    shape, rule = AttentionShape(32, 8, 128), LibraryRule(min_pairs=0, max_padding=2.0)
     step = stored(make_step([1, lens[0]], [300, sum(lens)], shape, DEVICE, torch.bfloat16, num_layers=1))
     heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim, 16)
     rows = rule.max_rows(4096)

@@ -134,7 +134,14 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("contexts", "cut"),
-    [([1024], 256), ([1024] * 16, 256), ([1024] * 32, 512), ([1024] * 64, 1024), ([20_000] * 8, 1024)],
+    [
+        ([1024], 128),
+        ([1024] * 8, 256),
+        ([1024] * 16, 256),
+        ([1024] * 32, 512),
+        ([1024] * 64, 1024),
+        ([20_000] * 8, 1024),
+    ],
 )
 def test_decodes_are_cut_so_that_they_fill_a_gpu(contexts: list[int], cut: int) -> None:
     assert SplitRule(8).short_cut(np.array(contexts)) == cut

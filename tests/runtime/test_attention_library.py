@@ -109,8 +109,8 @@ def test_a_step_that_measured_memory_prepares_nothing(arch: Any, monkeypatch: py
     library.thread._make_ready = prepared.append
     metadata = AttentionMetadata(
         np.array([0, 2048], np.int32),
-        np.array([2048], np.int32),
-        torch.zeros((1, 128), dtype=torch.int32),
+        np.array([16384], np.int32),
+        torch.zeros((1, 1024), dtype=torch.int32),
         16,
     )
     for is_sizing in (True, False):
@@ -199,7 +199,7 @@ def test_an_engine_prepares_after_its_steps_and_gives_the_same_tokens(
     make_model("llama", tmp_path)
     expected, library = answers(tmp_path)
     assert library is None
-    rule = planning.LibraryRule(min_rows=16, unit=8, max_piece=16)
+    rule = planning.LibraryRule(min_rows=16, min_pairs=0, max_padding=1.3, unit=8, max_piece=16)
     attend = PlainTorch()
 
     def small(setting: str, arch: Any, shape: AttentionShape, **options: Any) -> AttentionLibrary:
@@ -227,8 +227,11 @@ def test_an_engine_prepares_after_its_steps_and_gives_the_same_tokens(
 def test_long_prompts_give_the_same_log_probabilities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from headrace.attention import library as planning
     from headrace.kernels.triton.library_attention import AttentionLibrary
 
+    rule = planning.LibraryRule(min_pairs=0, max_padding=1.5)
+    monkeypatch.setattr(planning, "LibraryRule", lambda: rule)
     make_model("llama", tmp_path, head_dim=64, max_position_embeddings=16384)
     spans: list[Any] = []
     attend_span = AttentionLibrary.attend_span
