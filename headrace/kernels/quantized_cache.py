@@ -63,7 +63,9 @@ class KVFormat:
         """codes [..., code bytes] and scale words [...] fp32 -> [..., D] fp32."""
         if not self.has_minimum:
             return codes.float() * words.unsqueeze(-1)
-        scale, minimum = words.contiguous().view(torch.float16).unflatten(-1, (-1, 2)).float().unbind(-1)
+        scale, minimum = (
+            words.reshape(-1).contiguous().view(torch.float16).view(*words.shape, 2).float().unbind(-1)
+        )
         return _unpacked(codes, self.bits).float() * scale.unsqueeze(-1) + minimum.unsqueeze(-1)
 
     def _encode_range(self, wide: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,8 @@ def unpack_words(words: Tensor, bits: int, order: Sequence[int] | None = None) -
         bits: 4 or 8.
         order: which field of a word each number is in; None: one after the other.
     """
-    fields = words.contiguous().view(torch.uint8)
+    # A column by itself passes for contiguous whatever its stride, but cannot be viewed as bytes.
+    fields = words.reshape(-1).contiguous().view(torch.uint8).view(len(words), -1)
     if bits == 4:
         fields = torch.stack((fields & 15, fields >> 4), dim=-1).flatten(-2)
     if order is None:

@@ -35,6 +35,12 @@ def test_error_of_normal_numbers_of_any_size(form: KVFormat) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=str)
+def test_scale_words_of_one_head_among_others(form: KVFormat) -> None:
+    codes, words = form.encode(VALUES)
+    assert torch.equal(form.decode(codes[:, 1:2], words[:, 1:2]), form.decode(codes, words)[:, 1:2])
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=str)
 def test_zeros_and_constants_are_exact(form: KVFormat) -> None:
     for value in (0.0, 1.0, -2.0):
         decoded = form.decode(*form.encode(torch.full((2, 8), value)))
