@@ -29,16 +29,11 @@ def make_tiers(
 ) -> TieredCache | None:
     """The tiers below the device's cache, or None when none is asked for.
 
-    Raises: ConfigError when the model or the executor cannot have them.
+    Raises: ConfigError when the model cannot have them.
     """
-    if sharing.disk_cache_path is not None and not sharing.host_cache_bytes:
-        raise ConfigError(
-            "disk_cache_path needs host memory to write from; set host_cache_bytes, say to 1 GiB"
-        )
     if not sharing.host_cache_bytes:
         return None
-    specs = executor.kv_cache_specs()
-    _check(specs, executor)
+    _check_layers(executor.kv_cache_specs())
     able = cast(TierExecutor, executor)
     host = able.open_host_memory(sharing.host_cache_bytes, sharing.tier_cache_dtype)
     disk = None
@@ -60,13 +55,22 @@ def make_tiers(
     return TieredCache(host, disk, block_size, recompute_ms)
 
 
-def _check(specs: list[KVCacheSpec], executor: Executor) -> None:
+def check_tiers(sharing: SharingConfig, num_ranks: int) -> None:
+    """Refuse settings of tiers that go together with nothing, before anything is loaded. Raises ConfigError."""
+    if sharing.disk_cache_path is not None and not sharing.host_cache_bytes:
+        raise ConfigError(
+            "disk_cache_path needs host memory to write from; set host_cache_bytes, say to 1 GiB"
+        )
+    if sharing.host_cache_bytes and num_ranks > 1:
+        raise ConfigError(
+            f"host_cache_bytes: cache tiers need one device, and the parallel sizes ask for {num_ranks}; set them to 1 "
+            "or leave host_cache_bytes out"
+        )
+
+
+def _check_layers(specs: list[KVCacheSpec]) -> None:
     if len(specs) != 1 or specs[0].window is not None:
         raise ConfigError(
             "host_cache_bytes: cache tiers hold models whose layers all keep every token; this one has sliding layers: "
             "leave host_cache_bytes out"
-        )
-    if not hasattr(executor, "open_host_memory"):
-        raise ConfigError(
-            "host_cache_bytes: cache tiers need one device; set the parallel sizes to 1 or leave it out"
         )

@@ -59,6 +59,14 @@ def refuse_unsupported(request: GenerationRequest) -> None:
                 code="unsupported_field",
             )
     if request.stream and request.use_beam_search:
-        raise bad_request("beam search cannot be streamed", "use_beam_search")
+        raise bad_request(
+            "use_beam_search: a search has all its answers at the end, so it cannot be streamed: leave stream out, or "
+            "use_beam_search",
+            "use_beam_search",
+        )
     if request.stream and request.best_of not in (None, request.n or 1):
-        raise bad_request("best_of answers cannot be streamed", "best_of")
+        raise bad_request(
+            f"best_of: {request.best_of} answers are ranked at their ends, so they cannot be streamed: leave stream "
+            "out, or set best_of to n",
+            "best_of",
+        )

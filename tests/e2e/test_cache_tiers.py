@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -122,6 +123,13 @@ def test_what_cannot_have_tiers_is_refused(llama: tuple[Path, list[Any]], tmp_pa
         LLM(str(folder), skip_tokenizer_init=True, num_kv_blocks=200, host_cache_bytes=1 << 20)
     with pytest.raises(ConfigError, match="host_cache_bytes"):
         LLM(str(llama[0]), skip_tokenizer_init=True, num_kv_blocks=20, disk_cache_path=str(tmp_path))
+    for size in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with (
+            mock.patch("headrace.runtime.multiproc_executor.MultiprocExecutor") as ranks,
+            pytest.raises(ConfigError, match="one device, and the parallel sizes ask for 2"),
+        ):
+            LLM(str(llama[0]), skip_tokenizer_init=True, host_cache_bytes=1 << 20, **{size: 2})
+        assert not ranks.called, "nothing is loaded for it"
     odd = tmp_path / "odd"
     make_model("llama", odd, head_dim=12)
     with pytest.raises(ConfigError, match="tier_cache_dtype 'int4' needs a head size"):

@@ -144,6 +144,50 @@ def test_a_full_disk_costs_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyP
     store.shutdown()
 
 
+def test_a_disk_that_fills_up_in_mid_write_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """The system itself ends the write: files of this process may have half a block's bytes."""
+    source = f"""
+        import resource, time
+        from pathlib import Path
+        from headrace.kv_transfer.disk_store import DiskStore
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({BLOCK_BYTES // 2}, {BLOCK_BYTES // 2}))
+        store = DiskStore(Path({str(tmp_path)!r}), {PRINT!r}, {BLOCK_BYTES}, 1 << 30)
+        transfer = store.write(bytes(16), memoryview(bytes({BLOCK_BYTES})))
+        store.shutdown()
+        assert transfer.is_done and not transfer.num_done and bytes(16) not in store
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(source)], check=True, timeout=60)
+    assert not list((tmp_path / PRINT.hex()).iterdir())
+
+
+def test_a_read_only_folder_is_read_and_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    assert write(store, 1) and write(store, 2)
+    store.shutdown()
+    (tmp_path / PRINT.hex() / "left.99.tmp").write_bytes(b"half")
+    file_of(tmp_path, 2).write_bytes(bytes(BLOCK_BYTES + 52))
+
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    opened = Path.open
+
+    def open_to_read(path: Path, mode: str = "r", *args: object) -> object:
+        return opened(path, mode, *args) if mode == "rb" else refuse()  # type: ignore[call-overload]
+
+    for name in ("utime", "unlink", "rename", "replace"):
+        monkeypatch.setattr(os, name, refuse)
+    monkeypatch.setattr(Path, "open", open_to_read)
+    again = open_store(tmp_path)
+    assert len(again) == 2 and read(again, 1) == payload(1)
+    assert read(again, 2) is None and key(2) not in again, "damaged, though its file must stay"
+    assert not write(again, 3) and key(3) not in again
+    again.clear()
+    again.shutdown()
+
+
 def test_a_folder_that_cannot_be_written_holds_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     store = open_store(tmp_path / "file")

@@ -148,7 +148,10 @@ def test_beams_are_answers_of_their_own(server: LaunchedServer) -> None:
         assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1]
     assert server.complete("Hi", use_beam_search=True, temperature=0.5).status_code == 400
     assert server.complete("Hi", use_beam_search=True, stop=["x"]).status_code == 400
-    assert server.complete("Hi", use_beam_search=True, stream=True).status_code == 400
+    for more, param in (({"use_beam_search": True}, "use_beam_search"), ({"best_of": 2}, "best_of")):
+        refused = server.complete("Hi", stream=True, **more)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+        assert "leave stream out" in refused.json()["error"]["message"]
 
 
 def test_token_ids_of_vllm(server: LaunchedServer) -> None:
