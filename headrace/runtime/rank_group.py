@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from headrace import errors
-from headrace.errors import EngineDeadError, HeadraceError
+from headrace.errors import CheckpointError, ConfigError, EngineDeadError, HeadraceError
 from headrace.parallel.broadcast import Broadcaster
 from headrace.parallel.shared_region import SharedRegion
 from headrace.runtime.rank_messages import FromRank, RankBeat, RankFailed, RunStep, Stop, ToRank
@@ -187,8 +187,11 @@ class RankGroup:
 
     def _last_words(self, peer: RankPeer, words: RankFailed) -> HeadraceError:
         kind = getattr(errors, words.kind, None)
-        if isinstance(kind, type) and issubclass(kind, HeadraceError) and kind is not HeadraceError:
-            error: HeadraceError = kind(words.message)  # a user's mistake keeps its class
+        is_known = isinstance(kind, type) and issubclass(kind, HeadraceError) and kind is not HeadraceError
+        if is_known and not peer.status.step_begun:  # while loading, what a user can mend keeps its class
+            is_everyones = issubclass(kind, (ConfigError, CheckpointError))
+            message = words.message if is_everyones else f"{self._describe(peer.rank)}: {words.message}"
+            error: HeadraceError = kind(message)
             return error
         logger.error("%s failed:\n%s", self._describe(peer.rank), words.trace)
         return self._death_of(peer, f"failed with {words.kind}: {words.message}")
