@@ -189,6 +189,7 @@ class RankGroup:
         kind = getattr(errors, words.kind, None)
         is_known = isinstance(kind, type) and issubclass(kind, HeadraceError) and kind is not HeadraceError
         if is_known and not peer.status.step_begun:  # while loading, what a user can mend keeps its class
+            assert isinstance(kind, type)
             is_everyones = issubclass(kind, (ConfigError, CheckpointError))
             message = words.message if is_everyones else f"{self._describe(peer.rank)}: {words.message}"
             error: HeadraceError = kind(message)
