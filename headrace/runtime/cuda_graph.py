@@ -4,8 +4,8 @@ A graph is captured for a number of tokens (a bucket); a step with fewer is padd
 (slot -1) and no plan reads them. Inputs lie at fixed addresses and plans come from backends with ``PlanLimits``, so a
 step costs two copies and one launch. In a step of decodes the head and the pick of tokens belong to the graph too.
 Nothing is captured before the first token: a size runs eagerly the first time, when its ops are recorded, and its
-graph is captured when it comes again, one at a time, once the kernels of optimized plans are ready. Until then the
-recorded ops run: nothing waits for a compiler.
+graph is captured behind that run if nothing is fused in it, else when it comes again, one at a time, once the kernels
+of optimized plans are ready. Until then the recorded ops run: nothing waits for a compiler.
 """
 
 from __future__ import annotations
@@ -196,21 +196,22 @@ class GraphedSteps:
         if kind in self._replays:
             self._replays[kind]()
             return self._outputs[kind]
-        may_capture = kind in self._seen and self._may_capture()
-        if may_capture:
+        may_capture = bool(self._seen) and self._may_capture()
+        if may_capture and kind in self._seen:
             self._optimize_plan(kind)
         self._body(kind)  # also loads the kernels of an optimized plan, which is not done under capture
         outputs = self._outputs[kind]
-        if may_capture:
+        if may_capture and (self._optimize_plan(kind) or kind in self._seen):
             self._replays[kind] = self._capture(lambda: self._body(kind))
         self._seen.add(kind)
         return outputs
 
-    def _optimize_plan(self, kind: StepKind) -> None:
-        """From here on the steps of this size run fewer ops."""
+    def _optimize_plan(self, kind: StepKind) -> bool:
+        """From here on the steps of this size run fewer ops. Whether they ran as few already."""
         key = (kind.bucket, kind.has_long_tiles)
         if key not in self._plans:
             self._plans[key] = self._optimize(self._recorded[key], kind.bucket)
+        return self._plans[key] is self._recorded[key]
 
     def _body(self, kind: StepKind) -> None:
         """What a graph does, from ids to tokens."""
