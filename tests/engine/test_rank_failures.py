@@ -128,9 +128,12 @@ async def test_twenty_kills_at_random_points(folder: Path, sizes: tuple[int, int
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-async def test_a_rank_that_hangs(folder: Path, victim: int) -> None:
-    message, took_s = await die_under_load(folder, victim, 0.1, signal.SIGSTOP)
-    assert f"rank {victim} has shown no sign of life for" in message and "not completed" in message
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
+async def test_a_rank_that_hangs(folder: Path, sizes: tuple[int, int], victim: int) -> None:
+    parallel = {"tensor_parallel_size": sizes[0], "pipeline_parallel_size": sizes[1]}
+    message, took_s = await die_under_load(folder, victim, 0.1, signal.SIGSTOP, **parallel)
+    assert f"rank {victim} " in message and "has shown no sign of life for" in message
+    assert "its last step was" in message, "completed or not: it may be stopped between two"
     assert took_s < LIMIT_S
 
 

@@ -46,6 +46,22 @@ def test_logits_do_not_depend_on_the_number_of_ranks(name: str, size: int, tmp_p
         assert bytes_read < whole.weights.bytes_read * (0.6 if size == 2 else 0.4)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_reads_its_share_of_the_bytes(size: int, tmp_path: Path) -> None:
+    """Of safetensors, up to 5 % more: norms are everybody's."""
+    options = {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+    }
+    folder = save(TinyModel(transformers.LlamaConfig, options).make(), tmp_path)
+    whole = PagedModel(folder).weights.bytes_read
+    read = run_ranks(size, lambda parallel: PagedModel(folder, parallel=parallel).weights.bytes_read)
+    assert whole / size <= max(read) <= 1.05 * whole / size
+
+
 class Forbidden:
     """The collectives of a rank that is alone and should know it."""
 
