@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -37,7 +38,7 @@ class OverlappedReduce:
         """Of so many rows; one, when they are too few to be cut."""
         count = max(1, min(self._num_parts, num_rows // _MIN_PART_ROWS))
         bounds = [num_rows * part // count for part in range(count + 1)]
-        return [slice(first, last) for first, last in zip(bounds, bounds[1:], strict=False)]
+        return [slice(first, last) for first, last in pairwise(bounds)]
 
     def run(self, out: torch.Tensor, parts: list[slice], compute: Callable[[slice], None]) -> None:
         """out [T, n] = sum of all ranks', where ``compute`` writes this rank's ``out[rows]``. On a GPU nothing waits
