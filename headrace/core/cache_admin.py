@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.core.cache_tiers import TieredCache
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.match_report import explain_match
 from headrace.core.radix_tree import TOKEN_BYTES, RadixNode
@@ -21,8 +22,9 @@ SHOWN_TOKENS = 24
 class CacheAdmin:
     """Actions by name, as they come over HTTP."""
 
-    def __init__(self, kv: KVCacheManager) -> None:
+    def __init__(self, kv: KVCacheManager, tiers: TieredCache | None = None) -> None:
         self._kv = kv
+        self._tiers = tiers
 
     def call(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Do one of ``tree``, ``explain``, ``pin``, ``unpin``.
@@ -42,8 +44,13 @@ class CacheAdmin:
         return actions[action](**arguments)
 
     def _explain(self, token_ids: list[int], namespace: str = "") -> dict[str, Any]:
-        report: dict[str, Any] = msgspec.to_builtins(explain_match(self._kv, namespace, _bytes(token_ids)))
-        return report
+        tokens = _bytes(token_ids)
+        report = explain_match(self._kv, namespace, tokens)
+        if self._tiers is not None and self._kv.is_prefix_caching_enabled:
+            beginning = tokens[:-TOKEN_BYTES]  # the last token is always computed
+            report.num_tier_tokens = self._tiers.held_tokens(namespace, beginning, report.num_cached_tokens)
+        answer: dict[str, Any] = msgspec.to_builtins(report)
+        return answer
 
     def _pin(self, token_ids: list[int], ttl_s: float, namespace: str = "") -> dict[str, Any]:
         if not 0 < ttl_s <= MAX_TTL_S:

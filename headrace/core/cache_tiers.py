@@ -124,14 +124,7 @@ class TieredCache:
         """See ``CacheTier``."""
         size = self._block_size
         first = num_cached_tokens // size
-        num_host = num_disk = 0
-        for key in self._keys.of_request(request)[first:]:
-            if key in self._slots:
-                num_host += 1
-            elif self._disk is not None and key in self._disk:
-                num_disk += 1
-            else:
-                break
+        num_host, num_disk = self._count(self._keys.of_request(request)[first:])
         num_blocks = num_host + num_disk
         extra = (first + num_blocks) * size - num_cached_tokens
         if num_blocks < MIN_LOADED_BLOCKS or not self._is_faster(
@@ -177,6 +170,12 @@ class TieredCache:
 
     # ---- the engine's side ----------------------------------------------------------------------------------
 
+    def held_tokens(self, namespace: str, prefix: bytes, num_cached_tokens: int) -> int:
+        """Tokens of ``prefix`` (uint32) that lie here beyond those cached on the device, in whole blocks."""
+        first = num_cached_tokens // self._block_size
+        num_blocks = sum(self._count(self._keys.of_tokens(namespace, prefix)[first:]))
+        return (first + num_blocks) * self._block_size - num_cached_tokens if num_blocks else 0
+
     def stats(self) -> TierStats:
         """Counters and sizes."""
         stats = msgspec.structs.replace(self._stats)
@@ -200,6 +199,18 @@ class TieredCache:
             self._disk.shutdown()
 
     # ---- inside ---------------------------------------------------------------------------------------------
+
+    def _count(self, keys: list[bytes]) -> tuple[int, int]:
+        """(blocks in host memory, blocks on disk only) up to the first that is in neither."""
+        num_host = num_disk = 0
+        for key in keys:
+            if key in self._slots:
+                num_host += 1
+            elif self._disk is not None and key in self._disk:
+                num_disk += 1
+            else:
+                break
+        return num_host, num_disk
 
     def _is_faster(self, start: int, num_tokens: int, num_host: int, num_disk: int) -> bool:
         load_ms = num_host * self._load_ms["host"] + num_disk * self._load_ms["disk"]
@@ -302,7 +313,7 @@ class _KeyChains:
         """The digest of a whole prefix. Tails of one prefix, longest first, cost one comparison each."""
         last_namespace, tokens, keys = self._last
         if namespace != last_namespace or not tokens.startswith(prefix):
-            keys = self._chain(namespace, prefix)
+            keys = self.of_tokens(namespace, prefix)
             self._last = (namespace, prefix, keys)
         return keys[len(prefix) // self._block_bytes - 1]
 
@@ -311,13 +322,14 @@ class _KeyChains:
         found = self._of_requests.get(request.request_id)
         if found is None or found[0] != request.num_tokens:
             tokens = array("I", request.token_ids).tobytes()
-            found = (request.num_tokens, self._chain(request.namespace, tokens))
+            found = (request.num_tokens, self.of_tokens(request.namespace, tokens))
             self._of_requests[request.request_id] = found
             if len(self._of_requests) > _KNOWN_KEYS:
                 self._of_requests.popitem(last=False)
         return found[1]
 
-    def _chain(self, namespace: str, tokens: bytes) -> list[bytes]:
+    def of_tokens(self, namespace: str, tokens: bytes) -> list[bytes]:
+        """The digests of all whole blocks of tokens (uint32)."""
         size, keys = self._block_bytes, []
         key = hashlib.blake2b(namespace.encode(), digest_size=16).digest()
         for start in range(0, len(tokens) - size + 1, size):

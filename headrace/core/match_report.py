@@ -16,6 +16,7 @@ class MatchReport(msgspec.Struct, omit_defaults=True):
         cached ends here), ``evicted`` (more was cached and had to leave), ``block_boundary`` (the rest of the prompt is
         less than a block, or too little of one to copy), ``salt`` (nothing is cached under this salt), ``window``
         (a sliding window's blocks are gone), ``nothing_cached``, ``disabled``.
+    num_tier_tokens: further tokens that host memory or disk holds; a request loads them where that is quicker.
     position: of the first differing token; ``cached_token`` and ``prompt_token`` are the two.
     """
 
@@ -24,6 +25,7 @@ class MatchReport(msgspec.Struct, omit_defaults=True):
     position: int | None = None
     cached_token: int | None = None
     prompt_token: int | None = None
+    num_tier_tokens: int = 0
 
 
 def explain_match(kv: KVCacheManager, namespace: str, tokens: bytes) -> MatchReport:

@@ -246,7 +246,7 @@ class EngineCore:
         """Ask something of the prefix cache by name: ``reset``, or an action of ``CacheAdmin``. Raises RequestError."""
         if action == "reset":
             return {"is_empty": self.reset_prefix_cache()}
-        return CacheAdmin(self.scheduler.kv).call(action, arguments)
+        return CacheAdmin(self.scheduler.kv, self._tiers).call(action, arguments)
 
     def reset_prefix_cache(self) -> bool:
         """Drop every cached block that no request uses, in all tiers; True if the device's cache is empty now."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.core.cache_admin import CacheAdmin
 from headrace.core.cache_tiers import TieredCache, _KeyChains
 from headrace.core.interfaces import LoadItem
 from headrace.core.request import Request
@@ -185,6 +186,33 @@ def test_a_restored_prompt_is_not_computed() -> None:
     causes = [cause for _, _, cause in harness.answers[("again", 0)].timeline.events]
     assert "loads from a cache tier" in causes
     assert tiers.stats().host_hit_tokens > 0
+
+
+def test_a_report_tells_what_the_tiers_hold() -> None:
+    """``num_tier_tokens`` is what a request then loads at least, and nothing of another tenant's."""
+    harness, tiers, _ = make(60, FakeDisk())
+    document = [(3 * i) % VOCAB for i in range(60)]
+    admin = CacheAdmin(harness.kv, tiers)
+
+    def told(namespace: str = "") -> int:
+        return int(
+            admin.call("explain", {"token_ids": document, "namespace": namespace}).get("num_tier_tokens", 0)
+        )
+
+    assert told() == 0
+    harness.add("first", document, 2)
+    harness.run()
+    assert told() == 0, "the device has it"
+    harness.add("other", [(7 * i + 1) % VOCAB for i in range(80)], 2)
+    harness.run()
+    lacking, foreign = told(), told("tenant")
+    cached = admin.call("explain", {"token_ids": document})["num_cached_tokens"]
+    assert cached + lacking == 56 and lacking > 0 and foreign == 0
+    harness.add("again", document, 2)
+    harness.run()
+    assert lacking <= tiers.stats().host_hit_tokens <= 56, (
+        "room for it may push out more of what the device had"
+    )
 
 
 def test_those_who_want_the_same_prefix_wait_for_its_load() -> None:
