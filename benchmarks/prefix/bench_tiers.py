@@ -41,13 +41,16 @@ def main() -> None:
     rng = random.Random(0)
     prompts = [random_ids(rng, args.tokens) for _ in range(3)]
     run(core, [random_ids(rng, args.tokens)], 2)
+    print("ready", flush=True)
     computed = [run(core, [prompt], 2).first_s[0] for prompt in prompts]
+    print("computed: " + ", ".join(f"{1e3 * first:.1f}" for first in computed) + " ms", flush=True)
     restored = []
     for _ in range(args.rounds):
         for prompt in prompts:
             result = run(core, [prompt], 2)
             if result.num_computed < args.tokens // 4:
                 restored.append(result.first_s[0])
+                print(f"restored: {1e3 * restored[-1]:.1f} ms", flush=True)
     stats = core.stats()
     block_bytes = core.scheduler.kv.specs[0].bytes_per_block
     num_bytes = args.tokens // core.scheduler.kv.block_size * block_bytes
