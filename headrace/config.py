@@ -179,6 +179,9 @@ class ParallelConfig:
         1,
         "GPUs: parts that steps of over 2048 tokens are summed in, beside the next part's products; 1: whole",
     )
+    pick_in_parts: bool = knob(
+        False, "GPUs: in graphs each rank picks from its part of the vocabulary, and logits are not gathered"
+    )
     launcher: Literal["spawn", "external"] = knob(
         "spawn",
         "who starts the ranks: this engine, on this host, or torchrun and the like, through RANK and WORLD_SIZE",

@@ -106,12 +106,23 @@ class ParallelLMHead:
         self._local = Buffer("logits", width, torch.float32, ctx.device)
         self._all = Buffer("all logits", width * ctx.parallel.size, torch.float32, ctx.device)
 
-    def __call__(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """hidden [T, E], rows [R] int64 -> [R, V] fp32, valid until the next call."""
+    def part(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """The same over this rank's share of the vocabulary, where all have equal ones: [R, V / ranks]."""
+        logits = self._own(hidden, rows)
+        if self._soft_cap is not None:
+            self._ops.soft_cap(logits, self._soft_cap)
+        return logits
+
+    def _own(self, hidden: Tensor, rows: Tensor) -> Tensor:
         num_rows = len(rows)
         chosen, logits = self._chosen.rows(num_rows), self._local.rows(num_rows)
         self._ops.gather_rows(hidden, rows, chosen)
         self._matrix.apply(chosen, logits, 0)
+        return logits
+
+    def __call__(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """hidden [T, E], rows [R] int64 -> [R, V] fp32, valid until the next call."""
+        num_rows, logits = len(rows), self._own(hidden, rows)
         if self._is_parallel:
             gathered = self._all.rows(num_rows)
             self._ops.all_gather(logits, gathered)

@@ -119,6 +119,10 @@ class CausalLM:
         """Logits [R, V] fp32 of the hidden states [T, E] at ``rows`` [R] int64; valid until the next call."""
         return self._head(hidden, rows)
 
+    def compute_part_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Of this rank's part of the vocabulary alone, where ranks have equal parts: [R, V / ranks]."""
+        return self._head.part(hidden, rows)
+
 
 def has_head_of_its_own(ctx: LayerContext) -> bool:
     """A checkpoint that says its embeddings are tied but brings another head: the head counts, as in transformers."""

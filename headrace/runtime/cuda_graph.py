@@ -27,6 +27,7 @@ from headrace.runtime.request_states import RequestStates
 from headrace.runtime.sampler import SamplerOutput
 from headrace.runtime.step_layout import StepLayout
 from headrace.runtime.step_result import StepResult
+from headrace.runtime.vocabulary_parts import VocabularyParts
 
 BUCKETS = (
     *(1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 352, 384, 512),
@@ -47,6 +48,9 @@ class EagerModel(Protocol):
 
     def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] float32."""
+
+    def compute_part_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Those of this rank's part of the vocabulary, [R, V / ranks]."""
 
     def stage_buffers(self, num_tokens: int) -> tuple[torch.Tensor, ...]:
         """What passes between stages of a pipeline."""
@@ -69,12 +73,14 @@ class StepKind(NamedTuple):
     has_long_tiles: some attention tile has more rows than a decode's.
     is_decode: all requests have one token and sample, so the graph picks tokens.
     is_random: some of them draw.
+    in_parts: each rank picks from its part of the vocabulary.
     """
 
     bucket: int
     has_long_tiles: bool
     is_decode: bool
     is_random: bool
+    in_parts: bool = False
 
 
 class _Outputs(NamedTuple):
@@ -106,6 +112,7 @@ class GraphedSteps:
             kinds run op by op, as recorded.
         picks: the model has a head, so that graphs of decodes pick tokens.
         link: to the neighbours of a pipeline's stage.
+        parts: pick from parts of the vocabulary in steps of which nobody asks for more than a token.
     """
 
     def __init__(
@@ -123,6 +130,7 @@ class GraphedSteps:
         may_capture: Callable[[], bool] = lambda: True,
         picks: bool = True,
         link: Link | None = None,
+        parts: VocabularyParts | None = None,
     ) -> None:
         self._model = model
         self._states = states
@@ -134,6 +142,7 @@ class GraphedSteps:
         self._may_capture = may_capture
         self._picks = picks
         self._link = link
+        self._parts = parts
         self._buckets = [size for size in BUCKETS if size <= max_tokens]
         self._max_requests = max_requests
         device = states.tokens.tensor.device
@@ -164,7 +173,9 @@ class GraphedSteps:
         wishes = self._states.sampling
         draw = wishes.plain_draw(step.sampled_slots, step.sampled_positions) if is_decode else None
         self._inputs.fill(step, bucket, draw)
-        kind = StepKind(bucket, any(map(_has_long_tiles, plans)), is_decode, draw is not None)
+        is_picked = is_decode and wishes.is_plain(step.sampled_slots)
+        in_parts = is_picked and self._parts is not None
+        kind = StepKind(bucket, any(map(_has_long_tiles, plans)), is_decode, draw is not None, in_parts)
         groups = zip(views.slot_mappings, plans, strict=True)
         self._batch = ForwardBatch(
             bucket, views.ids, views.positions, tuple(GroupBatch(mapping, plan) for mapping, plan in groups)
@@ -176,7 +187,6 @@ class GraphedSteps:
         is_preparing = len(self._seen) + len(self._replays) > num_prepared
         if self._link is not None:
             self._link.send(self._model.stage_buffers(step.num_tokens))
-        is_picked = is_decode and wishes.is_plain(step.sampled_slots)
         return self._result(step, kind, outputs, is_picked=is_picked, is_preparing=is_preparing)
 
     def _plan(self, step: StepLayout, views: InputViews) -> list[AttentionPlan] | None:
@@ -231,13 +241,27 @@ class GraphedSteps:
         if not kind.is_decode:
             return _Outputs(hidden)
         views = self._inputs.views(kind.bucket)
-        logits = self._model.compute_logits(hidden, self._rows[: kind.bucket])
+        rows, logits = self._rows[: kind.bucket], None
+        if kind.in_parts and self._parts is not None:
+            part = self._model.compute_part_logits(hidden, rows)
+            is_random = views.is_random if kind.is_random else None
+            tokens, best_logits = self._parts.pick(part, views.temperature, views.key, is_random)
+        else:
+            logits, tokens, best_logits = self._pick_whole(kind, hidden, rows)
+        self._states.tokens.tensor.view(-1).index_copy_(0, views.sampled_places, tokens.int())
+        return _Outputs(hidden, logits, tokens, best_logits)
+
+    def _pick_whole(
+        self, kind: StepKind, hidden: torch.Tensor, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(logits, tokens, largest logits) over the whole vocabulary."""
+        views = self._inputs.views(kind.bucket)
+        logits = self._model.compute_logits(hidden, rows)
         best_logits, tokens = self._sampling.row_argmax(logits)
         if kind.is_random:
             drawn = self._sampling.sample_rows(logits, best_logits, views.temperature, views.key)
             tokens = torch.where(views.is_random > 0, drawn, tokens)
-        self._states.tokens.tensor.view(-1).index_copy_(0, views.sampled_places, tokens.int())
-        return _Outputs(hidden, logits, tokens, best_logits)
+        return logits, tokens, best_logits
 
     def _result(
         self, step: StepLayout, kind: StepKind, outputs: _Outputs, *, is_picked: bool, is_preparing: bool
@@ -246,13 +270,12 @@ class GraphedSteps:
         places = views.sampled_places[:count]
         if not kind.is_decode:
             return StepResult(outputs.hidden, views.sampled_rows[:count], places, is_preparing=is_preparing)
-        assert outputs.logits is not None and outputs.tokens is not None and outputs.best_logits is not None
+        assert outputs.tokens is not None and outputs.best_logits is not None
+        logits = None if outputs.logits is None else outputs.logits[:count]
         picked = (
             SamplerOutput(outputs.tokens[:count], outputs.best_logits[:count], None) if is_picked else None
         )
-        return StepResult(
-            outputs.hidden, self._rows[:count], places, outputs.logits[:count], picked, is_preparing
-        )
+        return StepResult(outputs.hidden, self._rows[:count], places, logits, picked, is_preparing)
 
 
 class CudaCapture:

@@ -8,8 +8,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from headrace.kernels.reference import sampling as reference
 from headrace.kernels.triton.sampling import (
     log_normalizer,
+    race_rows,
     row_argmax,
     sample_rows,
     token_ranks,
@@ -99,6 +101,18 @@ def compare(rows: int, vocab: int, seed: int) -> None:
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_tokens_equal_the_oracle(vocab: int) -> None:
     compare(8, vocab, vocab)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_the_race_has_the_scores_of_the_reference(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = 2 * torch.randn(9, vocab, generator=generator)
+    temperature = torch.rand(9, generator=generator) + 0.3
+    args = logits, logits.amax(1) + 0.5, temperature, torch.from_numpy(some_keys(9))
+    expected, ids = reference.race_rows(*args)
+    scores, found = race_rows(*(each.to(DEVICE) for each in args))
+    assert torch.equal(found.cpu(), ids)
+    torch.testing.assert_close(scores.cpu(), expected, rtol=1e-4, atol=0)
 
 
 def test_flat_distributions() -> None:

@@ -69,6 +69,12 @@ def sample_rows(
     return row_argmax(weights.div_(exponentials(key, weights.shape[1])))[1]
 
 
+def race_rows(logits: Tensor, row_max: Tensor, temperature: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """What ``sample_rows`` decides by, without filters: each row's largest weight / noise, [R] float32; its token."""
+    weights = filtered_weights(logits, row_max, temperature)
+    return row_argmax(weights.div_(exponentials(key, weights.shape[1])))
+
+
 def filtered_weights(
     logits: Tensor,
     row_max: Tensor,

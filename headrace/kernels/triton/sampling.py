@@ -50,14 +50,26 @@ def sample_rows(
     max_top_k: int = 0,
 ) -> Tensor:
     """See ``headrace.kernels.reference.sampling.sample_rows``. ``max_top_k`` is not needed here."""
-    num_rows, num_tokens, num_chunks = _sizes(logits)
-    if num_rows == 0:
+    if len(logits) == 0:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     threshold = None
     if top_k is not None or top_p is not None:
         threshold = _thresholds(logits, row_max, temperature, top_k, top_p, min_p)
     elif min_p is not None:
         threshold = min_p
+    return _race(logits, row_max, temperature, key, threshold)[1]
+
+
+def race_rows(logits: Tensor, row_max: Tensor, temperature: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """See the reference."""
+    return _race(logits, row_max, temperature, key, None)
+
+
+def _race(
+    logits: Tensor, row_max: Tensor, temperature: Tensor, key: Tensor, threshold: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scores and tokens of the winners; weights below the row's threshold lose."""
+    num_rows, num_tokens, num_chunks = _sizes(logits)
     has_threshold = threshold is not None
     if threshold is None:
         threshold = row_max
@@ -67,7 +79,7 @@ def sample_rows(
         logits, row_max, temperature, threshold, key, chunk_values, chunk_ids, logits.stride(0), num_tokens,
         CHUNK=_CHUNK, HAS_THRESHOLD=has_threshold, num_warps=8, **launch_options(),
     )  # fmt: skip
-    return _best_of_chunks(chunk_values, chunk_ids)[1]
+    return _best_of_chunks(chunk_values, chunk_ids)
 
 
 def log_normalizer(logits: Tensor) -> Tensor:
