@@ -108,27 +108,21 @@ def _run_chunk(
     """Attention of the chunk's items into the output, or into partials with their log-sum-exp."""
     scratch = chunk.scratch
     if chunk.pair_rows is not None:
-        _gather(
-            tensor_rows(k_cache, work.num_pair_rows, work.geometry.head_dim), chunk.pair_rows, scratch.pairs
-        )
+        rows = tensor_rows(k_cache, work.num_pair_rows, work.geometry.head_dim)
+        _gather(rows, chunk.pair_rows, scratch.pairs, scratch.stored)
     else:
-        _gather(
-            tensor_rows(k_cache, work.num_cache_rows, work.geometry.head_dim), chunk.kv_rows, scratch.keys
-        )
+        rows = tensor_rows(k_cache, work.num_cache_rows, work.geometry.head_dim)
+        _gather(rows, chunk.kv_rows, scratch.keys, scratch.stored)
     scores = _scores(chunk, work, scale, soft_cap)
     weights = torch.softmax(scores, -1, out=scratch.weights)
     if chunk.bag_rows is not None and chunk.bag_starts is not None:
         values = tensor_rows(v_cache, work.num_cache_rows, work.geometry.head_dim)
-        sums = torch.embedding_bag(
-            values, chunk.bag_rows, chunk.bag_starts, False, 0, False, weights.view(-1)
-        )[0]
+        bags = (chunk.bag_rows, chunk.bag_starts)
+        sums = torch.embedding_bag(values, *bags, False, 0, False, weights.view(-1))[0]
     else:
         if chunk.pair_rows is None:
-            _gather(
-                tensor_rows(v_cache, work.num_cache_rows, work.geometry.head_dim),
-                chunk.kv_rows,
-                scratch.values,
-            )
+            values = tensor_rows(v_cache, work.num_cache_rows, work.geometry.head_dim)
+            _gather(values, chunk.kv_rows, scratch.values, scratch.stored)
         torch.bmm(weights, scratch.values_3d, out=scratch.product_3d)
         sums = scratch.product
     chunk.target.put(sums)
@@ -144,7 +138,7 @@ def _scores(chunk: Chunk, work: ChunkedWork, scale: float, soft_cap: float | Non
     queries = chunk.queries
     if queries is None:
         assert chunk.query_rows is not None
-        _gather(work.query_rows, chunk.query_rows, scratch.queries)
+        _gather(work.query_rows, chunk.query_rows, scratch.queries, None)
         queries = scratch.queries_3d
     elif queries.dtype != scores.dtype:
         queries = scratch.queries_3d.copy_(queries)
@@ -175,9 +169,11 @@ def _merge(work: ChunkedWork, out: torch.Tensor) -> None:
     out.index_copy_(0, tokens, merged.to(out.dtype))
 
 
-def _gather(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
-    """Chosen rows into ``out`` [m, D] in its type."""
+def _gather(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor, stored: torch.Tensor | None) -> None:
+    """Chosen rows into ``out`` [m, D] in its type, by way of ``stored`` [at least m, D] in theirs, if it is there."""
     if rows.dtype == out.dtype:
         torch.index_select(rows, 0, index, out=out)
-    else:
+    elif stored is None:
         out.copy_(rows.index_select(0, index))
+    else:
+        out.copy_(torch.index_select(rows, 0, index, out=stored[: len(index)]))

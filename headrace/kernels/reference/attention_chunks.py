@@ -35,11 +35,12 @@ MAX_KEPT_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkScratch:
-    """Uncleared memory of the compute type for one chunk, shared with all other chunks of the plan.
+    """Uncleared memory, mostly of the compute type, for one chunk, shared with all other chunks of the plan.
 
     queries: [n*K*M*G, D]. keys, values: [n*K*S, D]. pairs: [2*n*K*S, D], both of them.
     product, product_3d: [n*K*M*G, D] and [n*K, M*G, D].
     queries_3d, keys_t, values_3d: the same memory as [n*K, M*G, D], [n*K, D, S] and [n*K, S, D].
+    stored: [2*n*K*S, D] of the caches' type, for pairs before they are widened; None: they need not be.
     scores, weights: [n*K, M*G, S]; scores_by_row: the scores as [n, K, M, G, S].
     """
 
@@ -48,6 +49,7 @@ class ChunkScratch:
     keys: torch.Tensor
     values: torch.Tensor
     pairs: torch.Tensor
+    stored: torch.Tensor | None
     keys_t: torch.Tensor
     values_3d: torch.Tensor
     scores: torch.Tensor
@@ -194,7 +196,10 @@ class ChunkedWork:
             "weights": scores,
             "product": queries,
         }
-        return {name: torch.empty(size, dtype=g.dtype, device=self._device) for name, size in sizes.items()}
+        memory = {name: torch.empty(size, dtype=g.dtype, device=self._device) for name, size in sizes.items()}
+        if g.cache_dtype != g.dtype:
+            memory["stored"] = torch.empty(2 * keys, dtype=g.cache_dtype, device=self._device)
+        return memory
 
     def _scratch(self, shape: ChunkShape) -> ChunkScratch:
         g = self.geometry
@@ -215,6 +220,7 @@ class ChunkedWork:
             keys=keys.view(-1, g.head_dim),
             values=values.view(-1, g.head_dim),
             pairs=pairs.view(-1, g.head_dim),
+            stored=memory("stored", 2 * batch * slots, g.head_dim) if "stored" in self._memory else None,
             keys_t=keys.transpose(1, 2),
             values_3d=values,
             scores=scores,
