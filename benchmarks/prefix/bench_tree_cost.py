@@ -63,13 +63,14 @@ def main() -> None:
     )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--requests", type=int, default=60, help="of each trace")
+    parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("-o", "--option", action="append", default=[])
     args = parser.parse_args()
     clock = Clock()
     watch_tree(clock)
     core = make_core(args.model, args.option)
-    for name, make in TRACES.items():
-        prompts = [list(request.prompt) for request in make()[: args.requests]]
+    for name in args.traces.split(","):
+        prompts = [list(request.prompt) for request in TRACES[name]()[: args.requests]]
         clock.total_s = 0.0
         core.reset_prefix_cache()
         took = run(core, prompts, OUTPUT)
