@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -33,6 +35,20 @@ def test_attention(name: str, dtype: torch.dtype) -> None:
     plan = FineBackend(SHAPE).plan(step.metadata)
     attention(step.qkv, keys, values, plan, out, 4, 2, 16, step.scale, step.soft_cap)
     assert relative_error(out, meant.oracle()) < 2 * max_error(dtype)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 19}, {"soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "fp8_e5m2"])
+def test_decodes_over_words_of_codes(name: str, head_dim: int, options: dict[str, Any]) -> None:
+    """Several rows a tile, ranges that end inside a block and inside a round, splits."""
+    shape = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=head_dim)
+    step = make_step([1, 1, 3, 1], [1, 70, 75, 130], shape, DEVICE, HALF, **options)
+    meant, keys, values = quantized(step, name)
+    out = torch.full((len(step.qkv), 4 * head_dim), torch.nan, dtype=HALF, device=DEVICE)
+    plan = FineBackend(shape).plan(step.metadata)
+    attention(step.qkv, keys, values, plan, out, 4, 2, head_dim, step.scale, step.soft_cap)
+    assert relative_error(out, meant.oracle()) < 2 * max_error(HALF)
 
 
 def cache(name: str, head_dim: int) -> KVCache:

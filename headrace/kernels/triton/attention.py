@@ -11,6 +11,7 @@ import torch
 import triton
 
 from headrace.kernels.quantized_cache import QuantizedCache
+from headrace.kernels.triton.attention_codes import coded_tiles_kernel
 from headrace.kernels.triton.attention_kernels import (
     TileConfig,
     long_tiles_kernel,
@@ -19,13 +20,14 @@ from headrace.kernels.triton.attention_kernels import (
 )
 from headrace.kernels.triton.attention_tiles import LaunchShape, long_launch, short_launch
 from headrace.kernels.triton.attention_work import AttentionWork, PackedWork, TileRows, pack_plan
-from headrace.kernels.triton.launch import launch_options, num_multiprocessors
+from headrace.kernels.triton.launch import INTERPRETED, launch_options, num_multiprocessors
 from headrace.kernels.triton.library_attention import LIBRARY_KEY
 from headrace.kernels.triton.quantized_cache import PAIRED_KINDS, cache_arguments, cache_geometry
 
 WORK_KEY = "triton"
 """Where a plan's ``derived`` holds its ``PackedWork``."""
 
+_FORMATS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5"}
 _MERGED_AT_ONCE = 8
 _MERGES_PER_MULTIPROCESSOR = 16
 
@@ -101,7 +103,27 @@ def _run_short(
     launch = short_launch(group, shape["block_d"], dtype, is_quantized="kv_kind" in shape)
     config = _config(shape, launch)
     grid = _grid(launch.programs_per_multiprocessor, work.num_short * config.num_kv_heads, work)
-    short_tiles_kernel[grid](*arguments, **scales, C=config, **launch.options, **launch_options())
+    if _is_coded(shape, dtype):
+        options = {**scales, "FORMAT": _FORMATS[arguments[1].dtype], "C": config}
+        coded_tiles_kernel[grid](*_in_words(arguments), **options, **launch.options, **launch_options())
+    else:
+        short_tiles_kernel[grid](*arguments, **scales, C=config, **launch.options, **launch_options())
+
+
+def _is_coded(shape: dict[str, Any], dtype: torch.dtype) -> bool:
+    """Whether the kernel for words of codes can take it: a quarter of a head's numbers must fill a product."""
+    has_words = (
+        shape.get("kv_kind") in ("int8", "fp8") and shape["head_dim"] % 4 == 0 and shape["block_d"] >= 64
+    )
+    return has_words and (dtype == torch.bfloat16 or INTERPRETED)
+
+
+def _in_words(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Codes and their stride from block to block, counted in int32."""
+    qkv, k_codes, v_codes, *rest = arguments
+    tensors, (qkv_stride, out_stride, table_stride, block_stride), numbers = rest[:5], rest[5:9], rest[9:]
+    codes = (k_codes.view(torch.int32), v_codes.view(torch.int32))
+    return (qkv, *codes, *tensors, qkv_stride, out_stride, table_stride, block_stride // 4, *numbers)
 
 
 def _run_long(

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from headrace.kernels.triton import attention_work as work
 from headrace.kernels.triton.launch import let_next_start, wait_for_previous
-from headrace.kernels.triton.quantized_cache import as_numbers, decode_packed
+from headrace.kernels.triton.quantized_cache import decode_packed
 
 HIDDEN = tl.constexpr(-1.0e30)
 """Score of a key that a row must not see: finite, so that a row that sees none of an item's keys gets a partial of
@@ -43,7 +43,7 @@ ROW_COUNT = tl.constexpr(work.ITEM_FIELDS.index("item_num_rows"))
 PARTIAL_START = tl.constexpr(work.ITEM_FIELDS.index("item_partial_start"))
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-_FAR = tl.constexpr(1 << 30)
+FAR = tl.constexpr(1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class TileConfig:
 
 
 @triton.jit
-def _scaled(product, scale, soft_cap, C: tl.constexpr):
+def scaled(product, scale, soft_cap, C: tl.constexpr):
     """Products of queries and keys as capped scores, times log2(e)."""
     if C.has_soft_cap:
         # cap * tanh(x / cap), with tanh(y) = 1 - 2 / (1 + exp(2 y))
@@ -133,13 +133,13 @@ def _scaled(product, scale, soft_cap, C: tl.constexpr):
 
 
 @triton.jit
-def _block_place(blocks, stride):
+def block_place(blocks, stride):
     """Where blocks begin. Without signs, so that 32 by 32 bits make 64 in one multiplication."""
     return blocks.to(tl.uint32).to(tl.uint64) * stride.to(tl.uint32).to(tl.uint64)
 
 
 @triton.jit
-def _first_key(start, C: tl.constexpr):
+def first_key(start, C: tl.constexpr):
     """Where rounds begin: at a block's first slot. Only a window makes ranges begin elsewhere."""
     if C.has_whole_blocks and C.has_window:
         return start // C.block_size * C.block_size
@@ -179,6 +179,87 @@ def _load_packed(
 
 
 @triton.jit
+def load_ids(table, first, end, C: tl.constexpr, IS_MASKED: tl.constexpr):
+    """[N] ids of the blocks that hold the keys from ``first`` on; 0 from ``end`` on."""
+    lane = tl.arange(0, C.block_n)
+    if C.has_whole_blocks:
+        entry = table + (first // C.block_size + lane // C.block_size)
+    else:
+        entry = table + (first + lane) // C.block_size
+    if IS_MASKED:
+        return tl.load(entry, mask=first + lane < end, other=0)
+    else:  # the loop's keys exist all, or none: one comparison for all lanes
+        return tl.load(entry, mask=tl.broadcast_to(first < end, [C.block_n]), other=0)
+
+
+@triton.jit
+def _load_round(
+    k_ptr, v_ptr, k_scales, v_scales, blocks, first, start, end, block_stride, scales_stride, C: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):  # fmt: skip
+    """(k [N, D], v [N, D], scale of each k [N], of each v [N]) of the keys from ``first`` on; scales of codes only."""
+    dim = tl.arange(0, C.block_d)
+    lane = tl.arange(0, C.block_n)
+    key = first + lane
+    inside = key < end
+    if C.has_window:
+        inside = inside & (key >= start)
+    key_slot = (lane if C.has_whole_blocks else key) % C.block_size
+    place = block_place(blocks, block_stride)
+    k_place, v_place = place + key_slot * C.k_size, place + key_slot * C.v_size
+    k_scale, v_scale = 0.0, 0.0
+    if C.kv_kind != "":
+        slot = block_place(blocks, scales_stride) + key_slot
+    if C.is_scaled:
+        k_scale = tl.load(k_scales + slot, mask=inside, other=0.0)
+        v_scale = tl.load(v_scales + slot, mask=inside, other=0.0)
+    if C.is_packed:
+        k = _load_packed(k_ptr, k_scales, k_place, slot, dim, inside, C, IS_MASKED, True)
+        v = _load_packed(v_ptr, v_scales, v_place, slot, dim, inside, C, IS_MASKED, False)
+    elif C.has_whole_blocks:  # the pointers are those of the lanes' slots
+        k = _load_kv(k_ptr, place[:, None], dim, inside, C, IS_MASKED)
+        v = _load_kv(v_ptr, place[:, None], dim, inside, C, IS_MASKED)
+    else:
+        k = _load_kv(k_ptr, k_place[:, None] + dim[None, :], dim, inside, C, IS_MASKED)
+        v = _load_kv(v_ptr, v_place[:, None] + dim[None, :], dim, inside, C, IS_MASKED)
+    return k, v, k_scale, v_scale
+
+
+@triton.jit
+def _fold(
+    q, top, total, acc, k, v, k_scale, v_scale, first, start, end, positions, scale, soft_cap, window,
+    C: tl.constexpr, IS_MASKED: tl.constexpr,
+):  # fmt: skip
+    """One round of the online softmax: (top [M], total [M], acc [M, D]) with the keys from ``first`` on."""
+    product = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=C.precision)
+    if C.is_scaled:
+        product = product * k_scale[None, :]
+    if IS_MASKED or C.has_soft_cap:
+        score = scaled(product, scale, soft_cap, C)
+        if IS_MASKED:
+            key = first + tl.arange(0, C.block_n)
+            inside = key < end
+            if C.has_window:
+                inside = inside & (key >= start)
+            is_seen = (key[None, :] <= positions[:, None]) & inside[None, :]
+            if C.has_window:
+                is_seen = is_seen & (key[None, :] > positions[:, None] - window)
+            score = tl.where(is_seen, score, HIDDEN)
+        new_top = tl.maximum(top, tl.max(score, axis=1))
+        weight = tl.exp2(score - new_top[:, None])
+    else:  # the scaling is part of the subtraction
+        new_top = tl.maximum(top, tl.max(product, axis=1) * (scale * LOG2_E))
+        weight = tl.exp2(product * (scale * LOG2_E) - new_top[:, None])
+    shrink = tl.exp2(top - new_top)
+    total = total * shrink + tl.sum(weight, axis=1)
+    acc = acc * shrink[:, None]
+    if C.is_scaled:
+        weight = weight * v_scale[None, :]
+    acc = tl.dot(weight.to(q.dtype), v.to(q.dtype), acc, input_precision=C.precision)
+    return new_top, total, acc
+
+
+@triton.jit
 def _attend(
     q, top, total, acc, k_ptr, v_ptr, k_scales, v_scales, table, positions, start, stop, end, block_stride,
     scales_stride, scale, soft_cap, window, C: tl.constexpr, IS_MASKED: tl.constexpr,
@@ -188,75 +269,29 @@ def _attend(
     The block ids of the next keys are loaded one round ahead, so that the loads of K and V wait for no other load.
     What of an address does not change from round to round stands before the loop: it is half of the loop's integers.
     """
-    dim = tl.arange(0, C.block_d)
-    lane = tl.arange(0, C.block_n)
-    begin = _first_key(start, C)
-    key = begin + lane
-    blocks = tl.load(table + key // C.block_size, mask=key < end, other=0)
+    begin = first_key(start, C)
+    last = end if IS_MASKED else stop
     if C.has_whole_blocks and not C.is_packed:
-        k_ptr = k_ptr + ((lane % C.block_size)[:, None] * C.k_size + dim[None, :])
-        v_ptr = v_ptr + ((lane % C.block_size)[:, None] * C.v_size + dim[None, :])
+        slot = tl.arange(0, C.block_n)[:, None] % C.block_size
+        dim = tl.arange(0, C.block_d)[None, :]
+        k_ptr = k_ptr + (slot * C.k_size + dim)
+        v_ptr = v_ptr + (slot * C.v_size + dim)
+    blocks = load_ids(table, begin, last, C, IS_MASKED)
     for first in tl.range(begin, stop, C.block_n, num_stages=C.num_stages):
-        key = first + lane
-        inside = key < end
-        if C.has_window:
-            inside = inside & (key >= start)
-        key_slot = (lane if C.has_whole_blocks else key) % C.block_size
-        place = _block_place(blocks, block_stride)
-        if C.kv_kind != "":
-            slot = _block_place(blocks, scales_stride) + key_slot
-        if C.is_packed:
-            k_place, v_place = place + key_slot * C.k_size, place + key_slot * C.v_size
-            k = _load_packed(k_ptr, k_scales, k_place, slot, dim, inside, C, IS_MASKED, True)
-            v = _load_packed(v_ptr, v_scales, v_place, slot, dim, inside, C, IS_MASKED, False)
-        elif C.has_whole_blocks:
-            k = _load_kv(k_ptr, place[:, None], dim, inside, C, IS_MASKED)
-            v = _load_kv(v_ptr, place[:, None], dim, inside, C, IS_MASKED)
-        else:
-            k_place, v_place = place + key_slot * C.k_size, place + key_slot * C.v_size
-            k = _load_kv(k_ptr, k_place[:, None] + dim[None, :], dim, inside, C, IS_MASKED)
-            v = _load_kv(v_ptr, v_place[:, None] + dim[None, :], dim, inside, C, IS_MASKED)
-        if C.is_scaled:
-            k_scale = tl.load(k_scales + slot, mask=inside, other=0.0)
-            v_scale = tl.load(v_scales + slot, mask=inside, other=0.0)
-        following = key + C.block_n
-        if C.has_whole_blocks:
-            entry = table + ((first + C.block_n) // C.block_size + lane // C.block_size)
-        else:
-            entry = table + following // C.block_size
-        if IS_MASKED:
-            blocks = tl.load(entry, mask=following < end, other=0)
-        else:  # all keys before ``stop`` exist: one comparison for all lanes
-            blocks = tl.load(entry, mask=tl.broadcast_to(first + C.block_n < stop, [C.block_n]), other=0)
-        product = tl.dot(q, tl.trans(as_numbers(k, q.dtype)), input_precision=C.precision)
-        if C.is_scaled:
-            product = product * k_scale[None, :]
-        if IS_MASKED or C.has_soft_cap:
-            score = _scaled(product, scale, soft_cap, C)
-            if IS_MASKED:
-                is_seen = (key[None, :] <= positions[:, None]) & inside[None, :]
-                if C.has_window:
-                    is_seen = is_seen & (key[None, :] > positions[:, None] - window)
-                score = tl.where(is_seen, score, HIDDEN)
-            new_top = tl.maximum(top, tl.max(score, axis=1))
-            weight = tl.exp2(score - new_top[:, None])
-        else:  # the scaling is part of the subtraction
-            new_top = tl.maximum(top, tl.max(product, axis=1) * (scale * LOG2_E))
-            weight = tl.exp2(product * (scale * LOG2_E) - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-        total = total * shrink + tl.sum(weight, axis=1)
-        acc = acc * shrink[:, None]
-        if C.is_scaled:
-            weight = weight * v_scale[None, :]
-        acc = tl.dot(weight.to(q.dtype), as_numbers(v, q.dtype), acc, input_precision=C.precision)
-        top = new_top
+        k, v, k_scale, v_scale = _load_round(
+            k_ptr, v_ptr, k_scales, v_scales, blocks, first, start, end, block_stride, scales_stride, C, IS_MASKED
+        )  # fmt: skip
+        blocks = load_ids(table, first + C.block_n, last, C, IS_MASKED)
+        top, total, acc = _fold(
+            q, top, total, acc, k, v, k_scale, v_scale, first, start, end, positions, scale, soft_cap, window, C,
+            IS_MASKED,
+        )  # fmt: skip
     return top, total, acc
 
 
 @triton.jit
-def _load_queries(qkv_ptr, qkv_stride, rows_ptr, row_start, row, head, is_row, C: tl.constexpr):
-    """(token [M], position [M], q [M, D]) of a tile's rows; 0 where there is no row."""
-    dim = tl.arange(0, C.block_d)
+def load_queries(qkv_ptr, qkv_stride, rows_ptr, row_start, row, head, is_row, dim, C: tl.constexpr):
+    """(token [M], position [M], q [M, D]) of a tile's rows and the dims ``dim``; 0 where there is no row."""
     token = tl.load(rows_ptr + (row_start + row) * 2, mask=is_row, other=0)
     position = tl.load(rows_ptr + (row_start + row) * 2 + 1, mask=is_row, other=0)
     place = token.to(tl.int64)[:, None] * qkv_stride + head[:, None] * C.head_dim + dim[None, :]
@@ -265,15 +300,14 @@ def _load_queries(qkv_ptr, qkv_stride, rows_ptr, row_start, row, head, is_row, C
 
 
 @triton.jit
-def _store_tile(
+def store_tile(
     acc, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row, partial_start,
-    C: tl.constexpr,
+    dim, C: tl.constexpr,
 ):  # fmt: skip
-    """A tile's rows to the output, or to partial slots with their log2-sum-exp.
+    """A tile's rows and dims to the output, or to partial slots with their log2-sum-exp.
 
     A subtile whose rows all stand before an item's keys has summed nothing: zeros of weight zero.
     """
-    dim = tl.arange(0, C.block_d)
     mask = is_row[:, None] & (dim < C.head_dim)[None, :]
     total = tl.where(total > 0.0, total, 1.0)
     result = acc / total[:, None]
@@ -294,7 +328,7 @@ def short_tiles_kernel(
 ):  # fmt: skip
     """The short items: tiles of few rows, so every round of keys is masked and none is cut at a row's end."""
     let_next_start(PDL)
-    m = tl.arange(0, C.block_m)
+    m, dim = tl.arange(0, C.block_m), tl.arange(0, C.block_d)
     row = m // C.group
     wait_for_previous(PDL)
     rows_ptr = plan_ptr + tl.load(plan_ptr + ROWS_AT)
@@ -308,8 +342,8 @@ def short_tiles_kernel(
         end = tl.load(item + KV_END)
         is_row = row < tl.load(item + ROW_COUNT)
         head = kv_head * C.group + m % C.group
-        token, positions, q = _load_queries(
-            qkv_ptr, qkv_stride, rows_ptr, tl.load(item + ROW_START), row, head, is_row, C
+        token, positions, q = load_queries(
+            qkv_ptr, qkv_stride, rows_ptr, tl.load(item + ROW_START), row, head, is_row, dim, C
         )
         top = tl.full([C.block_m], HIDDEN, tl.float32)
         total = tl.full([C.block_m], 0.0, tl.float32)
@@ -320,7 +354,7 @@ def short_tiles_kernel(
         v_scales = v_scales_ptr + kv_head * C.v_plane_scales
         full_end = start
         if not C.has_window:  # rounds that every row sees as a whole need no masks
-            lowest = tl.min(tl.where(is_row, positions, _FAR))
+            lowest = tl.min(tl.where(is_row, positions, FAR))
             full_end = start + tl.maximum(tl.minimum(end, lowest + 1) - start, 0) // C.block_n * C.block_n
             top, total, acc = _attend(
                 q, top, total, acc, k_start, v_start, k_scales, v_scales, table, positions, start, full_end, end,
@@ -330,9 +364,9 @@ def short_tiles_kernel(
             q, top, total, acc, k_start, v_start, k_scales, v_scales, table, positions, full_end, end, end,
             block_stride, scales_stride, scale, soft_cap, window, C, True,
         )  # fmt: skip
-        _store_tile(
+        store_tile(
             acc, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row,
-            tl.load(item + PARTIAL_START), C,
+            tl.load(item + PARTIAL_START), dim, C,
         )  # fmt: skip
 
 
@@ -347,7 +381,7 @@ def long_tiles_kernel(
     Three loops over a subtile's keys: where the window begins, where all rows see all keys, where their views end.
     """
     let_next_start(PDL)
-    m = tl.arange(0, C.block_m)
+    m, dim = tl.arange(0, C.block_m), tl.arange(0, C.block_d)
     wait_for_previous(PDL)
     rows_ptr = plan_ptr + tl.load(plan_ptr + ROWS_AT)
     items_ptr = plan_ptr + tl.load(plan_ptr + ITEMS_AT)
@@ -369,16 +403,16 @@ def long_tiles_kernel(
             start = tl.load(item + KV_START)
             end = tl.load(item + KV_END)
             head = kv_head * C.group + row_m % C.group
-            token, positions, q = _load_queries(
-                qkv_ptr, qkv_stride, rows_ptr, tl.load(item + ROW_START), row, head, is_row, C
+            token, positions, q = load_queries(
+                qkv_ptr, qkv_stride, rows_ptr, tl.load(item + ROW_START), row, head, is_row, dim, C
             )
-            lowest = tl.min(tl.where(is_row, positions, _FAR))
+            lowest = tl.min(tl.where(is_row, positions, FAR))
             highest = tl.max(positions)
             end = tl.minimum(end, highest + 1)
             full_start = start
             if C.has_window:
                 start = tl.maximum(start, lowest - window + 1)
-                begin = _first_key(start, C)
+                begin = first_key(start, C)
                 rounds = tl.cdiv(tl.maximum(highest - window + 1 - begin, 0), C.block_n)
                 full_start = begin + rounds * C.block_n
             full_rounds = tl.maximum(tl.minimum(end, lowest + 1) - full_start, 0) // C.block_n
@@ -403,9 +437,9 @@ def long_tiles_kernel(
                 q, top, total, acc, k_start, v_start, k_scales, v_scales, table, positions, full_end, end, end,
                 block_stride, scales_stride, scale, soft_cap, window, C, True,
             )  # fmt: skip
-            _store_tile(
+            store_tile(
                 acc, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row,
-                tl.load(item + PARTIAL_START), C,
+                tl.load(item + PARTIAL_START), dim, C,
             )  # fmt: skip
 
 

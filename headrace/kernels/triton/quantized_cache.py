@@ -12,58 +12,12 @@ import triton
 import triton.language as tl
 
 from headrace.kernels.quantized_cache import QuantizedCache
-from headrace.kernels.triton.launch import INTERPRETED
 
 KIND_NAMES = {"int8": "int8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "int4": "int4", "int5": "int5"}
 """Format -> how kernels treat it."""
 
 PAIRED_KINDS = ("int5", "int4")
 """Of keys and of values whose scales are pairs of fp16, scale and minimum."""
-
-_IS_INTERPRETED = tl.constexpr(INTERPRETED)
-
-
-def _four_codes(factor: str, bits: str, mask: str, *steps: str) -> tl.constexpr:
-    """PTX that makes four bf16 of four bytes ($2): two pairs, each by the steps.
-
-    Registers: x, s free; f the factor, b the bits, m the mask; z is -0.0 twice.
-    """
-    head = "{ .reg .b32 x, s, f, b, m, z;\n"
-    head += f"mov.b32 f, {factor};\nmov.b32 b, {bits};\nmov.b32 m, {mask};\nmov.b32 z, 0x80008000;\n"
-    text = "\n".join(steps)
-    first = text.replace("OUT", "$0").replace("LOW", "0x4140").replace("HIGH", "0x1404")
-    second = text.replace("OUT", "$1").replace("LOW", "0x4342").replace("HIGH", "0x3424")
-    return tl.constexpr(head + first + "\n" + second + "\n}")
-
-
-# 0x4300 is 128 in bf16, of which a byte's lower seven bits are the fraction; its sign bit makes 256 of it
-_INT8_CODES = _four_codes(
-    "0xbf80bf80",  # -1
-    "0x43004300",
-    "0x007f007f",
-    "prmt.b32 x, $2, 0, LOW;",
-    "lop3.b32 s, x, 0x00800080, b, 0xEA;",  # (x & mask) | bits
-    "lop3.b32 x, x, m, b, 0xEA;",
-    "fma.rn.bf16x2 OUT, s, f, x;",
-)
-
-
-def _fp8_codes(shift: int, mask: str, factor: str) -> tl.constexpr:
-    """Exponent and fraction put where bf16 has them, times what lies between the two formats' exponents."""
-    return _four_codes(
-        factor,
-        "0",
-        mask,
-        "prmt.b32 x, $2, 0, HIGH;",
-        "and.b32 s, x, 0x80008000;",
-        f"shr.b32 x, x, {shift};",
-        "lop3.b32 x, x, m, s, 0xEA;",
-        "fma.rn.bf16x2 OUT, x, f, z;",
-    )
-
-
-_E4M3_CODES = _fp8_codes(4, "0x07f007f0", "0x7b807b80")  # 2^120
-_E5M2_CODES = _fp8_codes(3, "0x0fe00fe0", "0x77807780")  # 2^112
 
 
 def cache_arguments(
@@ -91,33 +45,6 @@ def cache_geometry(
         found[f"{name}_plane_codes"] = codes.stride(1)
         found[f"{name}_plane_scales"] = words.stride(1)
     return found
-
-
-@triton.jit
-def as_numbers(codes, dtype: tl.constexpr):
-    """Codes of 8 bits as numbers of ``dtype``, exactly; other numbers converted.
-
-    To bf16 by bits, four at a time, where an instruction that converts has a quarter of the rate. It is called impure,
-    so that Triton leaves it before the way through shared memory: the matrix units' layout is loaded fast from there
-    for 16 bits only.
-    """
-    if _IS_INTERPRETED or dtype != tl.bfloat16:
-        return codes.to(dtype)
-    elif codes.dtype == tl.int8:
-        return _by_bits(codes, _INT8_CODES)
-    elif codes.dtype == tl.float8e4nv:
-        return _by_bits(codes, _E4M3_CODES)
-    elif codes.dtype == tl.float8e5:
-        return _by_bits(codes, _E5M2_CODES)
-    else:
-        return codes.to(dtype)
-
-
-@triton.jit
-def _by_bits(codes, PTX: tl.constexpr):
-    return tl.inline_asm_elementwise(
-        PTX, "=r,=r,r", [codes.to(tl.int8, bitcast=True)], dtype=tl.bfloat16, is_pure=False, pack=4
-    )
 
 
 @triton.jit
