@@ -206,7 +206,8 @@ def coded_tiles_kernel(
         blocks = load_ids(table, begin + C.block_n, end, C, True)
         for first in tl.range(begin, end, C.block_n, num_stages=1):
             next_k, next_v, next_k_scale, next_v_scale = _load_round(
-                k_start, v_start, k_scales, v_scales, blocks, first + C.block_n, start, end, word_stride, scales_stride, C
+                k_start, v_start, k_scales, v_scales, blocks, first + C.block_n, start, end, word_stride,
+                scales_stride, C,
             )  # fmt: skip
             blocks = load_ids(table, first + 2 * C.block_n, end, C, True)
             k0, k1, k2, k3 = _numbers(k, FORMAT, q0.dtype)
