@@ -12,8 +12,8 @@ import triton
 
 from headrace.kernels.quantized_cache import QuantizedCache
 from headrace.kernels.triton.attention_codes import coded_tiles_kernel
+from headrace.kernels.triton.attention_common import TileConfig
 from headrace.kernels.triton.attention_kernels import (
-    TileConfig,
     long_tiles_kernel,
     merge_kernel,
     short_tiles_kernel,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headrace.kernels.triton.attention_kernels import (
+from headrace.kernels.triton.attention_common import (
     FAR,
     HIDDEN,
     ITEM_SIZE,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headrace.kernels.triton.attention_kernels import HIDDEN, LOG2_E
+from headrace.kernels.triton.attention_common import HIDDEN, LOG2_E
 
 
 @triton.jit
