@@ -36,7 +36,11 @@ class Server:
         return str(json.loads(text)["data"][0]["id"])
 
     async def complete(self, body: dict[str, Any]) -> list[float]:
-        """Times at which the answer's tokens came (monotonic seconds). Several tokens of one event have one time."""
+        """Times at which the answer's tokens came (monotonic seconds). Several tokens of one event have one time.
+
+        Where events do not say how many tokens there are so far, each with text counts as one, and those that the end
+        says there were beside came with the last.
+        """
         times: list[float] = []
         count = 0
         async for line in self._lines("POST", "/v1/completions", body):
@@ -47,7 +51,8 @@ class Server:
             if event.get("error"):
                 raise RequestError(f"the server answered: {event['error']!r:.300}")
             usage = (event.get("usage") or {}).get("completion_tokens")
-            count = usage if usage is not None else count + bool(event.get("choices"))
+            has_text = any(choice.get("text") for choice in event.get("choices") or [])
+            count = usage if usage is not None else count + has_text
             times += [time.monotonic()] * (count - len(times))
         return times
 
@@ -101,17 +106,21 @@ async def run_online(
 ) -> tuple[list[RequestOutput], float]:
     """Send the requests, all at once or ``request_rate`` a second at random times, and take in their streams.
 
+    All prompts of a run begin with an id that ``salt`` picks, as servers that know no cache_salt would find those of
+    an earlier run.
+
     Returns: (outputs with their times, seconds from the first request to the last answer).
     Raises: RequestError if an answer has not all its tokens.
     """
     model = await server.model()
     rng = random.Random(0)
+    first_id = random.Random(salt).choice([i for request in requests for i in request.prompt_ids] or [0])
     start = time.monotonic()
     delay_s, tasks = 0.0, []
     for index, request in enumerate(requests):
         body = {
             "model": model,
-            "prompt": request.prompt_ids,
+            "prompt": [first_id, *request.prompt_ids[1:]],
             "max_tokens": request.output_len,
             "temperature": temperature,
             "seed": index,

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +58,56 @@ def test_a_server_with_a_key(
     assert run(["cache", "--url", server.base]) == 2
     told = capsys.readouterr().err
     assert "give the server's key with --api-key" in told and "{" not in told
+
+
+def test_servers_that_count_tokens_at_the_end_alone() -> None:
+    """Others than Headrace: a token may come as an event without text, and the last event is no token."""
+    events = [{"choices": [{"text": text}]} for text in ("a", "b", "", "c", "")]
+    events.append({"choices": [], "usage": {"completion_tokens": 4}})
+    prompts: list[list[int]] = []
+    with other_server(events, prompts) as base:
+        requests = [WorkloadRequest([5, 6, 7, 8], 4)]
+        for salt in ("first", "first", "second", "third", "fourth"):
+            ((output,), _) = asyncio.run(run_online(Server(base), requests, 0.0, salt))
+            assert output.metrics is not None
+            (times,) = output.metrics["token_times"]
+            assert len(times) == 4 and times == sorted(times)
+    assert prompts[0] == prompts[1] and all(prompt[1:] == [6, 7, 8] for prompt in prompts)
+    assert len({prompt[0] for prompt in prompts}) > 1, (
+        "an earlier run's prompt would be in such a server's cache"
+    )
+
+
+@contextmanager
+def other_server(events: list[dict[str, Any]], prompts: list[list[int]]) -> Iterator[str]:
+    """An address where every completion has these events; takes down the prompts."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(b'{"data": [{"id": "other"}]}')
+
+        def do_POST(self) -> None:
+            prompts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"])
+            lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+            self._answer("".join([*lines, "data: [DONE]\n\n"]).encode())
+
+        def _answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_refusals(server: LaunchedServer) -> None:
