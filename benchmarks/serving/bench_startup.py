@@ -4,8 +4,8 @@ python benchmarks/serving/bench_startup.py [MODEL] [--repeat 1] [--limit-s 60]
 
 Importing torch alone is measured first, which also brings its files into the page cache, as the model's are read once
 before. Then ``headrace serve`` is started, and asked for one token as soon as its port answers. Each figure is printed
-as it is known. Memory is PSS of all processes, so pages that they share count once, in MB of 10^6 bytes. It may be 1.1 times the
-weights' files, the KV that requests have filled (of one short prompt: next to nothing, counted as nothing) and 450 MB.
+as it is known. Memory is PSS of all processes, so pages that they share count once, in MB of 10^6 bytes. It may be 450
+MB, 1.1 times the weights' files, and the KV that requests have filled (of one short prompt: counted as nothing).
 """
 
 from __future__ import annotations

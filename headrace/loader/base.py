@@ -120,16 +120,20 @@ class WeightSource(ABC):
         return [name for name in self._shapes if name not in self._used and not self._is_ignorable(name)]
 
     def finish(self, is_whole: bool = True) -> None:
-        """Called once the model is built: completes the progress, warns once if tensors were left over.
+        """Called once the model is built: lets go of files, completes the progress, warns once of tensors left over.
 
         is_whole: False when other stages of a pipeline read the rest.
         """
+        self._let_go()
         if self._progress is not None:
             self._progress(self.total_bytes, self.total_bytes)
         unused = self.unused_names()
         if unused and is_whole:
             shown = ", ".join(map(self.label, unused[:5])) + (", …" if len(unused) > 5 else "")
             logger.warning("%s: %d tensors are not used by the model: %s", self.where, len(unused), shown)
+
+    def _let_go(self) -> None:  # noqa: B027 - not every source has files
+        """Unmap files: what was read of them would count as this process's memory as long as the source lives."""
 
     def ggml_type(self, name: str) -> GGMLType | None:
         """The type of the ggml blocks that ``get`` hands out packed; None: this tensor comes dense, or is missing."""

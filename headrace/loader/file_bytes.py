@@ -24,11 +24,16 @@ def map_file(path: Path) -> Tensor:
         raise CheckpointError(f"{path}: cannot be mapped into memory: {error}") from error
 
 
+_SMALL_BYTES = 1 << 20
+
+
 def tensor_at(file: Tensor, begin: int, end: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Bytes ``begin`` to ``end`` of a mapped file as a tensor; copied only where the file leaves it misaligned."""
+    """Bytes ``begin`` to ``end`` of a mapped file as a tensor. It is copied where the file leaves it misaligned, and if
+    it is small: a norm that is kept as a view would keep the whole file in memory beside the packed weights.
+    """
     data = file[begin:end]
     if data.numel() == 0:
         return torch.empty(shape, dtype=dtype)
-    if begin % dtype.itemsize:
+    if begin % dtype.itemsize or len(data) <= _SMALL_BYTES:
         data = data.clone()
     return data.view(dtype).view(shape)

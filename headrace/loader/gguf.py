@@ -62,6 +62,9 @@ class GGUFSource(WeightSource):
         """
         return cls(GGUFFile.open(path), arch, progress)
 
+    def _let_go(self) -> None:
+        self._bytes = None
+
     def ggml_type(self, name: str) -> GGMLType | None:
         """See ``WeightSource.ggml_type``."""
         stored = self._stored.get(name)

@@ -71,6 +71,9 @@ class SafetensorsSource(WeightSource):
         """
         return cls(SafetensorsIndex.open(folder), arch, progress)
 
+    def _let_go(self) -> None:
+        self._files.clear()
+
     def file_of(self, name: str) -> str:
         """The shard that holds the tensor."""
         return str(self._entries[name].file)
