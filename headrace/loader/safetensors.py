@@ -37,7 +37,7 @@ _DTYPES: dict[str, torch.dtype] = {
 
 
 class SafetensorsSource(WeightSource):
-    """Reads ``*.safetensors``. Nothing is copied: tensors are views of the mapped files.
+    """Reads ``*.safetensors``. Tensors that are not small are views of the mapped files.
 
     Hugging Face stores Gemma's norm weights w for use as (1 + w). This source, and nothing else, adds the 1 (in fp32,
     the result's dtype), so that models always see the factor itself, as GGUF files have it.
