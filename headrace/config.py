@@ -180,7 +180,8 @@ class ParallelConfig:
         "GPUs: parts that steps of over 2048 tokens are summed in, beside the next part's products; 1: whole",
     )
     pick_in_parts: bool = knob(
-        False, "GPUs: in graphs each rank picks from its part of the vocabulary, and logits are not gathered"
+        False,
+        "each rank picks from its part of the vocabulary; logits are gathered only where whole rows are read",
     )
     launcher: Literal["spawn", "external"] = knob(
         "spawn",

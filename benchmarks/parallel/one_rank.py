@@ -33,6 +33,7 @@ from headrace.engine.engine_core import EngineCore
 from headrace.layers import attention, mlp
 from headrace.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from headrace.layers.linear import Linear, RowParallelLinear
+from headrace.layers.sliced_logits import SlicedLogits
 from headrace.models import causal_lm
 from headrace.parallel.state import SoloCommunicator
 from headrace.runtime.executor import InProcessExecutor
@@ -61,13 +62,13 @@ class PlainEmbedding(VocabParallelEmbedding):
 class PlainHead(ParallelLMHead):
     """The whole vocabulary."""
 
-    def __call__(self, hidden: Tensor, rows: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, rows: Tensor) -> SlicedLogits:
         chosen, logits = self._chosen.rows(len(rows)), self._local.rows(len(rows))
         self._ops.gather_rows(hidden, rows, chosen)
         self._matrix.apply(chosen, logits, 0)
         if self._soft_cap is not None:
             self._ops.soft_cap(logits, self._soft_cap)
-        return logits
+        return SlicedLogits(logits)
 
 
 def plain(config: EngineConfig) -> EngineCore:

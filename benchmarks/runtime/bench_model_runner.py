@@ -20,6 +20,7 @@ from headrace.attention.metadata import AttentionMetadata, AttentionPlan, Forwar
 from headrace.attention.reference import ReferenceBackend
 from headrace.core.output import NewRequest, SchedulerOutput
 from headrace.kernels.reference.sampling import row_argmax
+from headrace.layers.sliced_logits import SlicedLogits
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from headrace.runtime.model_runner import ModelRunner
 from headrace.sampling_params import SamplingParams
@@ -43,8 +44,8 @@ class NullModel:
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         return batch.input_ids
 
-    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self.logits[: len(rows)]
+    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> SlicedLogits:
+        return SlicedLogits(self.logits[: len(rows)])
 
 
 class TimedBackend(ReferenceBackend):

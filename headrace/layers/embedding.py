@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headrace.kernels.arena import Buffer
 from headrace.layers.context import LayerContext
+from headrace.layers.sliced_logits import SlicedLogits, VocabularySlices
 from headrace.parallel.state import ParallelState
 from headrace.quant.base import LoadedLinear, Shard
 from headrace.quant.packed import PackedLinear, PackedMethod
@@ -75,7 +76,7 @@ class VocabParallelEmbedding:
 
 
 class ParallelLMHead:
-    """Hidden states of chosen rows to logits over the whole vocabulary, on every rank.
+    """Hidden states of chosen rows to logits, each rank's over its slice of the vocabulary (``keeps_slices``).
 
     Args:
         ctx: what layers are built from.
@@ -95,48 +96,37 @@ class ParallelLMHead:
         soft_cap: float | None = None,
     ) -> None:
         self._ops = ctx.ops
-        self._vocab_size = vocab_size
         self._soft_cap = soft_cap
-        self._is_parallel = ctx.parallel.size > 1
         self._matrix = self._load(ctx, name, (vocab_size, hidden_size), tied_to)
-        # Ranks gather equal widths; where the last one has fewer rows, the columns beyond fall off the end.
-        width = -(-vocab_size // ctx.parallel.size)
+        self._keeps_slices = ctx.parallel.keeps_slices
+        self._slices: VocabularySlices | None = None
+        if ctx.parallel.size > 1:
+            own = share_vocabulary(ctx.parallel, vocab_size)
+            self._slices = VocabularySlices(
+                ctx.parallel.size, own, vocab_size, ctx.ops.all_gather, ctx.device
+            )
+        width = vocab_size if self._slices is None else self._slices.width
         # Not of the arena, which would reserve as many rows as a step has tokens.
         self._chosen = Buffer("chosen", hidden_size, ctx.dtype, ctx.device)
         self._local = Buffer("logits", width, torch.float32, ctx.device)
-        self._all = Buffer("all logits", width * ctx.parallel.size, torch.float32, ctx.device)
 
-    def part(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """The same over this rank's share of the vocabulary, where all have equal ones: [R, V / ranks]."""
-        logits = self._own(hidden, rows)
-        if self._soft_cap is not None:
-            self._ops.soft_cap(logits, self._soft_cap)
-        return logits
-
-    def _own(self, hidden: Tensor, rows: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, rows: Tensor) -> SlicedLogits:
+        """hidden [T, E], rows [R] int64 -> logits of R rows, valid until the next call."""
         num_rows = len(rows)
         chosen, logits = self._chosen.rows(num_rows), self._local.rows(num_rows)
         self._ops.gather_rows(hidden, rows, chosen)
         self._matrix.apply(chosen, logits, 0)
-        return logits
-
-    def __call__(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """hidden [T, E], rows [R] int64 -> [R, V] fp32, valid until the next call."""
-        num_rows, logits = len(rows), self._own(hidden, rows)
-        if self._is_parallel:
-            gathered = self._all.rows(num_rows)
-            self._ops.all_gather(logits, gathered)
-            logits = gathered[:, : self._vocab_size]
         if self._soft_cap is not None:
             self._ops.soft_cap(logits, self._soft_cap)
-        return logits
+        found = SlicedLogits(logits, self._slices)
+        return found if self._keeps_slices else SlicedLogits(found.whole())
 
     def reserve(self, num_rows: int) -> None:
         """Make room for the logits of so many rows."""
         self._chosen.reserve(num_rows)
         self._local.reserve(num_rows)
-        if self._is_parallel:
-            self._all.reserve(num_rows)
+        if self._slices is not None:
+            self._slices.reserve(num_rows)
 
     @staticmethod
     def _load(

@@ -15,6 +15,7 @@ from headrace.layers.context import LayerContext
 from headrace.layers.embedding import ParallelLMHead, VocabParallelEmbedding, share_vocabulary
 from headrace.layers.norm import RMSNorm
 from headrace.layers.rotary import rotary_table
+from headrace.layers.sliced_logits import SlicedLogits
 from headrace.loader.tensor_names import EMBEDDING, HEAD
 
 logger = logging.getLogger(__name__)
@@ -115,13 +116,9 @@ class CausalLM:
         """(hidden, residual), each [T, E], which together are the residual stream between two stages."""
         return self._hidden.rows(num_tokens), self._residual.rows(num_tokens)
 
-    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] fp32 of the hidden states [T, E] at ``rows`` [R] int64; valid until the next call."""
+    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> SlicedLogits:
+        """Logits of the hidden states [T, E] at ``rows`` [R] int64; valid until the next call."""
         return self._head(hidden, rows)
-
-    def compute_part_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Of this rank's part of the vocabulary alone, where ranks have equal parts: [R, V / ranks]."""
-        return self._head.part(hidden, rows)
 
 
 def has_head_of_its_own(ctx: LayerContext) -> bool:

@@ -48,12 +48,15 @@ class ParallelState:
     """Rank and size of the tensor-parallel group.
 
     overlap: for steps that run op by op; None: sums and products do not overlap.
+    keeps_slices: each rank's logits stay its slice of the vocabulary until somebody reads whole rows; else they are
+        gathered at once.
     """
 
     rank: int = 0
     size: int = 1
     communicator: Communicator = field(default_factory=SoloCommunicator)
     overlap: Overlap | None = None
+    keeps_slices: bool = True
 
     def share(self, total: int, what: str) -> slice:
         """This rank's equal part of ``total`` things. Raises ConfigError if they cannot be cut equally."""

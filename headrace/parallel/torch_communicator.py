@@ -35,12 +35,14 @@ class TorchCommunicator:
     def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out [R, size * n] = all ranks' x [R, n] side by side."""
         num_rows, width = x.shape
-        parts = x.new_empty((self._size, num_rows, width))
+        # one row's parts are side by side as they come
+        parts = out.view(-1, 1, width) if num_rows == 1 else x.new_empty((self._size, num_rows, width))
         if self._is_cpu:
             dist.all_gather(list(parts.unbind()), x, group=self._group)
         else:
             dist.all_gather_into_tensor(parts.view(-1, width), x, group=self._group)
-        out.view(num_rows, self._size, width).copy_(parts.permute(1, 0, 2))
+        if num_rows != 1:
+            out.view(num_rows, self._size, width).copy_(parts.permute(1, 0, 2))
 
 
 class WatchedCommunicator:

@@ -106,7 +106,9 @@ class World:
             size=size,
             local_rank=local_rank,
             num_local_ranks=num_local_ranks,
-            tensor=ParallelState(tensor_rank, tensor_size, communicator, overlap),
+            tensor=ParallelState(
+                tensor_rank, tensor_size, communicator, overlap, keeps_slices=parallel.pick_in_parts
+            ),
             stage=PipelineStage(stage, num_stages),
             link=link,
             tokens=tokens,

@@ -2,7 +2,8 @@
 
 A graph is captured for a number of tokens (a bucket); a step with fewer is padded: padding tokens are stored nowhere
 (slot -1) and no plan reads them. Inputs lie at fixed addresses and plans come from backends with ``PlanLimits``, so a
-step costs two copies and one launch. In a step of decodes the head and the pick of tokens belong to the graph too.
+step costs two copies and one launch. In a step of decodes the head and the pick of tokens belong to the graph too
+(whole rows of logits that lie on several ranks are gathered after it, where a request asks for them).
 Nothing is captured before the first token: a size runs eagerly the first time, when its ops are recorded, and its
 graph is captured behind that run if nothing is fused in it, else when it comes again, one at a time, once the kernels
 of optimized plans are ready. Until then the recorded ops run: nothing waits for a compiler.
@@ -22,12 +23,13 @@ from headrace.errors import CapacityError
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan, record
 from headrace.kernels.registry import Ops
+from headrace.layers.sliced_logits import SlicedLogits
 from headrace.runtime.graph_inputs import GraphInputs, InputViews
 from headrace.runtime.request_states import RequestStates
 from headrace.runtime.sampler import SamplerOutput
 from headrace.runtime.step_layout import StepLayout
 from headrace.runtime.step_result import StepResult
-from headrace.runtime.vocabulary_parts import VocabularyParts
+from headrace.runtime.token_picker import TokenPicker
 
 BUCKETS = (
     *(1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 352, 384, 512),
@@ -46,11 +48,8 @@ class EagerModel(Protocol):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [T, E]."""
 
-    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] float32."""
-
-    def compute_part_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Those of this rank's part of the vocabulary, [R, V / ranks]."""
+    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> SlicedLogits:
+        """Logits of R rows."""
 
     def stage_buffers(self, num_tokens: int) -> tuple[torch.Tensor, ...]:
         """What passes between stages of a pipeline."""
@@ -73,21 +72,19 @@ class StepKind(NamedTuple):
     has_long_tiles: some attention tile has more rows than a decode's.
     is_decode: all requests have one token and sample, so the graph picks tokens.
     is_random: some of them draw.
-    in_parts: each rank picks from its part of the vocabulary.
     """
 
     bucket: int
     has_long_tiles: bool
     is_decode: bool
     is_random: bool
-    in_parts: bool = False
 
 
 class _Outputs(NamedTuple):
     """Where a graph leaves its results, padded."""
 
     hidden: torch.Tensor
-    logits: torch.Tensor | None = None
+    logits: SlicedLogits | None = None
     tokens: torch.Tensor | None = None
     best_logits: torch.Tensor | None = None
 
@@ -112,7 +109,6 @@ class GraphedSteps:
             kinds run op by op, as recorded.
         picks: the model has a head, so that graphs of decodes pick tokens.
         link: to the neighbours of a pipeline's stage.
-        parts: pick from parts of the vocabulary in steps of which nobody asks for more than a token.
     """
 
     def __init__(
@@ -130,19 +126,17 @@ class GraphedSteps:
         may_capture: Callable[[], bool] = lambda: True,
         picks: bool = True,
         link: Link | None = None,
-        parts: VocabularyParts | None = None,
     ) -> None:
         self._model = model
         self._states = states
         self._specs = specs
         self._backends = backends
-        self._sampling = sampling
+        self._picker = TokenPicker(sampling)
         self._optimize = optimize
         self._capture = capture
         self._may_capture = may_capture
         self._picks = picks
         self._link = link
-        self._parts = parts
         self._buckets = [size for size in BUCKETS if size <= max_tokens]
         self._max_requests = max_requests
         device = states.tokens.tensor.device
@@ -173,9 +167,7 @@ class GraphedSteps:
         wishes = self._states.sampling
         draw = wishes.plain_draw(step.sampled_slots, step.sampled_positions) if is_decode else None
         self._inputs.fill(step, bucket, draw)
-        is_picked = is_decode and wishes.is_plain(step.sampled_slots)
-        in_parts = is_picked and self._parts is not None
-        kind = StepKind(bucket, any(map(_has_long_tiles, plans)), is_decode, draw is not None, in_parts)
+        kind = StepKind(bucket, any(map(_has_long_tiles, plans)), is_decode, draw is not None)
         groups = zip(views.slot_mappings, plans, strict=True)
         self._batch = ForwardBatch(
             bucket, views.ids, views.positions, tuple(GroupBatch(mapping, plan) for mapping, plan in groups)
@@ -187,6 +179,7 @@ class GraphedSteps:
         is_preparing = len(self._seen) + len(self._replays) > num_prepared
         if self._link is not None:
             self._link.send(self._model.stage_buffers(step.num_tokens))
+        is_picked = is_decode and wishes.is_plain(step.sampled_slots)
         return self._result(step, kind, outputs, is_picked=is_picked, is_preparing=is_preparing)
 
     def _plan(self, step: StepLayout, views: InputViews) -> list[AttentionPlan] | None:
@@ -241,27 +234,13 @@ class GraphedSteps:
         if not kind.is_decode:
             return _Outputs(hidden)
         views = self._inputs.views(kind.bucket)
-        rows, logits = self._rows[: kind.bucket], None
-        if kind.in_parts and self._parts is not None:
-            part = self._model.compute_part_logits(hidden, rows)
-            is_random = views.is_random if kind.is_random else None
-            tokens, best_logits = self._parts.pick(part, views.temperature, views.key, is_random)
-        else:
-            logits, tokens, best_logits = self._pick_whole(kind, hidden, rows)
+        logits = self._model.compute_logits(hidden, self._rows[: kind.bucket])
+        best_logits, tokens = self._picker.best(logits)
+        if kind.is_random:
+            drawn = self._picker.draw(logits, best_logits, views.temperature, views.key)
+            tokens = torch.where(views.is_random > 0, drawn, tokens)
         self._states.tokens.tensor.view(-1).index_copy_(0, views.sampled_places, tokens.int())
         return _Outputs(hidden, logits, tokens, best_logits)
-
-    def _pick_whole(
-        self, kind: StepKind, hidden: torch.Tensor, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(logits, tokens, largest logits) over the whole vocabulary."""
-        views = self._inputs.views(kind.bucket)
-        logits = self._model.compute_logits(hidden, rows)
-        best_logits, tokens = self._sampling.row_argmax(logits)
-        if kind.is_random:
-            drawn = self._sampling.sample_rows(logits, best_logits, views.temperature, views.key)
-            tokens = torch.where(views.is_random > 0, drawn, tokens)
-        return logits, tokens, best_logits
 
     def _result(
         self, step: StepLayout, kind: StepKind, outputs: _Outputs, *, is_picked: bool, is_preparing: bool
@@ -270,12 +249,13 @@ class GraphedSteps:
         places = views.sampled_places[:count]
         if not kind.is_decode:
             return StepResult(outputs.hidden, views.sampled_rows[:count], places, is_preparing=is_preparing)
-        assert outputs.tokens is not None and outputs.best_logits is not None
-        logits = None if outputs.logits is None else outputs.logits[:count]
+        assert outputs.logits is not None and outputs.tokens is not None and outputs.best_logits is not None
         picked = (
             SamplerOutput(outputs.tokens[:count], outputs.best_logits[:count], None) if is_picked else None
         )
-        return StepResult(outputs.hidden, self._rows[:count], places, logits, picked, is_preparing)
+        return StepResult(
+            outputs.hidden, self._rows[:count], places, outputs.logits.first(count), picked, is_preparing
+        )
 
 
 class CudaCapture:

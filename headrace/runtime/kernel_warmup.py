@@ -80,12 +80,14 @@ def widths_of(
     dtype: torch.dtype,
     is_whole: bool,
     has_dense_cache: bool,
+    num_slices: int = 1,
 ) -> ModelWidths:
     """What the kernels of one rank's part of a model depend on.
 
     Args:
         is_whole: the rank has all of the model, in weights of ``dtype``.
         has_dense_cache: keys and values are of that type, too.
+        num_slices: parts of the vocabulary that tokens are picked from.
     """
     return ModelWidths(
         hidden_size=arch.hidden_size,
@@ -103,4 +105,5 @@ def widths_of(
         has_qkv_bias=arch.attention_bias,
         has_dense_cache=has_dense_cache,
         num_layers=arch.num_layers if is_whole else 0,
+        num_slices=num_slices,
     )

@@ -20,6 +20,7 @@ from headrace.core.output import (
 )
 from headrace.core.token_mask import TokenMask
 from headrace.kernels.reference import sampling as reference_sampling
+from headrace.layers.sliced_logits import SlicedLogits
 from headrace.runtime.input_batch import InputBatchBuilder
 from headrace.runtime.kv_cache import KVCache
 from headrace.runtime.logprobs import compute_logprobs
@@ -36,8 +37,8 @@ class Model(Protocol):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [T, E] of every token."""
 
-    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] float32 of the hidden states ``rows`` [R] int64; valid until the next call."""
+    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> SlicedLogits:
+        """Logits of the hidden states ``rows`` [R] int64; valid until the next call."""
 
 
 class SmallSteps(Protocol):
@@ -217,7 +218,7 @@ class ModelRunner:
         logits = result.logits
         if logits is None:
             logits = self._model.compute_logits(result.hidden, result.sampled_rows)
-        sampled = self._sampler(logits, wanted)
+        sampled = self._sampler.sample(logits, wanted)
         flat_tokens = self.states.tokens.tensor.view(-1)
         flat_tokens.index_copy_(0, result.sampled_places, sampled.token_ids.int())
         return wanted.logprob_rows, sampled
@@ -235,7 +236,7 @@ class ModelRunner:
                 rows = torch.arange(first, first + count, device=self._device)
                 target = span.first_target + first - span.first_row
                 tokens = flat_tokens[target : target + count].long()
-                logits = self._model.compute_logits(hidden, rows)
+                logits = self._model.compute_logits(hidden, rows).whole()
                 found += compute_logprobs(logits, tokens, [num_top] * count, self._kernels).to_host()
             entries[span.request.request_id] = found
         return entries

@@ -11,6 +11,7 @@ from headrace.kernels.arena import Arena
 from headrace.kernels.native.program import Program
 from headrace.kernels.op_plan import record
 from headrace.kernels.registry import Ops
+from headrace.layers.sliced_logits import SlicedLogits
 
 
 class RecordableModel(Protocol):
@@ -22,8 +23,8 @@ class RecordableModel(Protocol):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [T, E]."""
 
-    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] float32."""
+    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> SlicedLogits:
+        """Logits of R rows."""
 
 
 class NativeStep:
@@ -45,6 +46,6 @@ class NativeStep:
             return plan.result.rows(batch.num_tokens)
         return self._program.run(batch)
 
-    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> SlicedLogits:
         """See the model."""
         return self._model.compute_logits(hidden, rows)

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.reference import sampling as reference_sampling
+from headrace.layers.sliced_logits import SlicedLogits
 from headrace.runtime.download import start_download
 from headrace.runtime.logprobs import LogprobTensors, compute_logprobs
 from headrace.runtime.penalties import LogitProcessor
 from headrace.runtime.row_parts import row_parts
+from headrace.runtime.token_picker import TokenPicker
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +36,11 @@ class RandomRows:
     max_top_k: int
     is_whole_batch: bool
 
+    @property
+    def is_filtered(self) -> bool:
+        """Whether some row has a filter."""
+        return self.top_k is not None or self.top_p is not None or self.min_p is not None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingBatch:
@@ -49,6 +56,12 @@ class SamplingBatch:
     random: RandomRows | None = None
     logprob_rows: np.ndarray | None = None
     num_logprobs: list[int] = field(default_factory=list)
+
+    @property
+    def reads_whole_rows(self) -> bool:
+        """Whether a row asks for more than its best token or one drawn without filters."""
+        is_filtered = self.random is not None and self.random.is_filtered
+        return bool(self.processors) or self.logprob_rows is not None or is_filtered
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,9 +95,27 @@ class Sampler:
 
     def __init__(self, kernels: Any = reference_sampling) -> None:
         self._kernels = kernels
+        self._picker = TokenPicker(kernels)
+
+    def sample(self, logits: SlicedLogits, batch: SamplingBatch) -> SamplerOutput:
+        """Sample every row. Ranks gather whole rows only for a step in which a row needs its own."""
+        if logits.slices is None or batch.reads_whole_rows:
+            return self(logits.whole(), batch)
+        best_logits, tokens = self._picker.best(logits)
+        random = batch.random
+        if random is not None:
+            rows = random.rows
+            drawn = self._picker.draw(
+                logits if random.is_whole_batch else logits.select(rows),
+                best_logits.index_select(0, rows),
+                random.temperature,
+                random.key,
+            )
+            tokens.index_copy_(0, rows, drawn)
+        return SamplerOutput(tokens, best_logits, None)
 
     def __call__(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
-        """Sample every row.
+        """Sample every row of whole logits.
 
         Args:
             logits: [R, V] float32; changed in place when there are processors.

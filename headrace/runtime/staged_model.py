@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from headrace.attention.metadata import ForwardBatch
+from headrace.layers.sliced_logits import SlicedLogits
 from headrace.parallel.pipeline import PipelineLink
 from headrace.runtime.model_runner import Model
 
@@ -40,6 +41,6 @@ class StagedModel:
         self._link.send(tensors)
         return hidden
 
-    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> SlicedLogits:
         """See the model; on the last stage only."""
         return self._model.compute_logits(hidden, rows)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace.layers.sliced_logits import SlicedLogits
 from headrace.runtime.sampler import SamplerOutput
 
 
@@ -16,7 +17,7 @@ class StepResult:
     hidden: [T or more, E], every token's hidden state.
     sampled_rows: [S] int64, rows of ``hidden``.
     sampled_places: [S] int64, where the tokens go in the flat token table.
-    logits: [S, V] float32 of those rows, or None: not computed yet.
+    logits: of those rows, or None: not computed yet.
     picked: tokens that are in the table already, if no request asks for more than the best token or one drawn without
         filters; None: not picked yet.
     is_preparing: the step was recorded or captured for the next of its kind, too, so its time says nothing of theirs.
@@ -25,6 +26,6 @@ class StepResult:
     hidden: torch.Tensor
     sampled_rows: torch.Tensor
     sampled_places: torch.Tensor
-    logits: torch.Tensor | None = None
+    logits: SlicedLogits | None = None
     picked: SamplerOutput | None = None
     is_preparing: bool = False

@@ -43,7 +43,6 @@ from headrace.runtime.native_step import NativeStep
 from headrace.runtime.request_states import RequestStates
 from headrace.runtime.staged_model import StagedModel
 from headrace.runtime.timed_step import TimedStep
-from headrace.runtime.vocabulary_parts import VocabularyParts
 from headrace.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -108,7 +107,6 @@ class Worker:
         self._fused_reduce = make_fused_reduce(
             parallel.all_reduce, world.collectives, arch.hidden_size, self.dtype, world.tensor.rank
         )
-        self._picks_in_parts = parallel.pick_in_parts
         self._stages = Stages()
         self._memory = MemoryLedger(self._platform, cache)
         self._memory.planned["weights"] = dense_bytes(arch, self.dtype.itemsize) // world.size
@@ -322,17 +320,7 @@ class Worker:
             may_capture=self._may_capture,
             picks=self._world.stage.is_last,
             link=link,
-            parts=self._vocabulary_parts(),
         )
-
-    def _vocabulary_parts(self) -> VocabularyParts | None:
-        """Where it is asked for, and ranks have equal parts."""
-        tensor, vocab_size = self._world.tensor, self._arch.vocab_size
-        if not self._picks_in_parts or tensor.size == 1 or vocab_size % tensor.size:
-            return None
-        sampling = load_kernels("sampling", self._device, self._kernels)
-        width = vocab_size // tensor.size
-        return VocabularyParts(sampling, self._ops.all_gather, tensor.rank, tensor.size, width)
 
     def _booked(self, capture: Capture) -> Capture:
         """Captures, and books what graphs hold."""
@@ -364,6 +352,7 @@ class Worker:
             dtype=self.dtype,
             is_whole=self._world.size == 1,
             has_dense_cache=self.kv_dtype == self.dtype,
+            num_slices=self._world.tensor.size if self._world.tensor.keeps_slices else 1,
         )
         return KernelWarmup(widths, self._device)
 

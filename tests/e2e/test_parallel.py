@@ -48,9 +48,11 @@ def settings_of(index: int) -> list[dict[str, Any]]:
     return [every[(index * NUM_SETTINGS + number) % len(every)] for number in range(NUM_SETTINGS)]
 
 
-def test_two_tensor_ranks(root: Path) -> None:
+@pytest.mark.parametrize("pick_in_parts", [False, True])
+def test_two_tensor_ranks(root: Path, pick_in_parts: bool) -> None:
     folder, references = prepared("llama", root)
-    core = compare(folder, references, {**CROWDED, "tensor_parallel_size": 2, "threads": 1})
+    setting = {**CROWDED, "tensor_parallel_size": 2, "threads": 1, "pick_in_parts": pick_in_parts}
+    core = compare(folder, references, setting)
     assert core.stats().num_preemptions > 0 and core.stats().prefix_hit_tokens > 0
 
 

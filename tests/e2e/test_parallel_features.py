@@ -13,6 +13,7 @@ from tests.e2e.tiny_models import make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 WISHES: list[dict[str, Any]] = [
+    {"temperature": 0.9, "seed": 9},
     {"temperature": 0.0, "n": 3, "logprobs": 3},
     {"temperature": 0.8, "top_p": 0.9, "seed": 5, "n": 2},
     {"temperature": 1.0, "top_k": 7, "min_p": 0.02, "seed": 6, "logprobs": 2},
@@ -54,11 +55,13 @@ def spread(entries: Any) -> list[tuple[int, float]]:
     ]
 
 
+@pytest.mark.parametrize("pick_in_parts", [False, True])
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
-def test_every_wish_is_granted_alike(tmp_path: Path, tensor: int, pipeline: int) -> None:
+def test_every_wish_is_granted_alike(tmp_path: Path, tensor: int, pipeline: int, pick_in_parts: bool) -> None:
     make_model("llama", tmp_path)
     expected = answers(tmp_path)
-    found = answers(tmp_path, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    found = answers(tmp_path, pick_in_parts=pick_in_parts, **sizes)
     for wish, one, other in zip(WISHES, expected, found, strict=True):
         for mine, theirs in zip(one.outputs, other.outputs, strict=True):
             assert mine.token_ids == theirs.token_ids, wish

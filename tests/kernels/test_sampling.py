@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.kernels.reference.noise import exponentials
+from headrace.kernels.reference import sampling
+from headrace.kernels.reference.noise import exponentials, keys_from
 from headrace.kernels.reference.sampling import (
     log_normalizer,
     row_argmax,
@@ -14,6 +15,7 @@ from headrace.kernels.reference.sampling import (
     token_ranks,
     top_tokens,
 )
+from tests.kernels.sliced_cases import CUTS, check_equal_candidates, check_slices
 from tests.runtime import sampling_oracle
 from tests.runtime.sampling_oracle import draw, kept_probabilities
 
@@ -231,3 +233,22 @@ def test_top_tokens_order_ties_by_index() -> None:
         for row, row_ids, row_values in zip(logits.tolist(), ids.tolist(), values.tolist(), strict=True):
             expected = sorted(range(40), key=lambda token: (-row[token], token))[:count]
             assert row_ids == expected and row_values == [row[token] for token in expected]
+
+
+@pytest.mark.parametrize(("vocab", "count"), CUTS)
+def test_slices_give_the_picks_of_whole_rows(vocab: int, count: int) -> None:
+    check_slices(sampling, vocab, count)
+
+
+def test_of_equal_candidates_the_lowest_token_is_taken() -> None:
+    check_equal_candidates(sampling)
+
+
+def test_noise_can_begin_at_any_token() -> None:
+    keys = torch.from_numpy(some_keys(20, 3))
+    whole = exponentials(keys, 500)
+    assert torch.equal(exponentials(keys_from(keys, 123), 300), whole[:, 123:423])
+    tokens = torch.arange(20) * 24
+    assert torch.equal(exponentials(keys_from(keys, tokens), 1)[:, 0], whole.gather(1, tokens[:, None])[:, 0])
+    far = 150_000 * torch.ones(20, dtype=torch.int64)
+    assert torch.equal(exponentials(keys_from(keys, far), 2), exponentials(keys, 150_002)[:, -2:])

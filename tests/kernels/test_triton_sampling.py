@@ -9,14 +9,15 @@ import torch
 pytest.importorskip("triton")
 
 from headrace.kernels.reference import sampling as reference
+from headrace.kernels.triton import sampling
 from headrace.kernels.triton.sampling import (
     log_normalizer,
-    race_rows,
     row_argmax,
     sample_rows,
     token_ranks,
     top_tokens,
 )
+from tests.kernels.sliced_cases import CUTS, check_equal_candidates, check_slices
 from tests.kernels.triton_setup import DEVICE
 from tests.runtime.sampling_oracle import draw
 
@@ -101,18 +102,6 @@ def compare(rows: int, vocab: int, seed: int) -> None:
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_tokens_equal_the_oracle(vocab: int) -> None:
     compare(8, vocab, vocab)
-
-
-@pytest.mark.parametrize("vocab", VOCABS)
-def test_the_race_has_the_scores_of_the_reference(vocab: int) -> None:
-    generator = torch.Generator().manual_seed(vocab)
-    logits = 2 * torch.randn(9, vocab, generator=generator)
-    temperature = torch.rand(9, generator=generator) + 0.3
-    args = logits, logits.amax(1) + 0.5, temperature, torch.from_numpy(some_keys(9))
-    expected, ids = reference.race_rows(*args)
-    scores, found = race_rows(*(each.to(DEVICE) for each in args))
-    assert torch.equal(found.cpu(), ids)
-    torch.testing.assert_close(scores.cpu(), expected, rtol=1e-4, atol=0)
 
 
 def test_flat_distributions() -> None:
@@ -207,3 +196,32 @@ def test_large_vocabularies(vocab: int) -> None:
     assert torch.equal(values, logits.sort(dim=-1, descending=True, stable=True).values[:, :20])
     assert torch.equal(values, logits.gather(1, ids))
     assert torch.equal(row_argmax(logits)[1], logits.argmax(-1))
+
+
+@pytest.mark.parametrize(("vocab", "count"), CUTS)
+def test_slices_give_the_picks_of_whole_rows(vocab: int, count: int) -> None:
+    check_slices(sampling, vocab, count, DEVICE)
+
+
+def test_of_equal_candidates_the_lowest_token_is_taken() -> None:
+    check_equal_candidates(sampling, DEVICE)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_the_race_of_a_slice_has_the_scores_of_the_reference(vocab: int) -> None:
+    """Which decide between slices, so that ranks may not each have their own."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits = 2 * torch.randn(9, vocab, generator=generator)
+    temperature = torch.rand(9, generator=generator) + 0.3
+    args = logits, logits.amax(1) + 0.5, temperature, torch.from_numpy(some_keys(9))
+    expected = reference.slice_race(*args, 1000)
+    found = sampling.slice_race(*(each.to(DEVICE) for each in args), 1000).cpu()
+    assert torch.equal(found[1], expected[1])
+    scores = (each[0].view(torch.float32) for each in (found, expected))
+    torch.testing.assert_close(*scores, rtol=1e-4, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_slices_of_a_large_vocabulary(count: int) -> None:
+    check_slices(sampling, 128256, count, DEVICE)

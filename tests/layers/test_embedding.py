@@ -28,7 +28,7 @@ def test_every_rank_gets_whole_embeddings_and_whole_logits(size: int) -> None:
         head = ParallelLMHead(ctx, "head", VOCAB, WIDTH)
         out = torch.full((len(IDS), WIDTH), torch.nan)
         embedding(IDS, out)
-        return out, head(HIDDEN, ROWS).clone(), sum(shape[0] for _, shape in weights.read)
+        return out, head(HIDDEN, ROWS).whole().clone(), sum(shape[0] for _, shape in weights.read)
 
     results = run_ranks(size, work)
     for embedded, logits, _ in results:
@@ -47,7 +47,7 @@ def test_a_tied_head_shares_the_table() -> None:
     ctx = context(DictWeights(TENSORS))
     embedding = VocabParallelEmbedding(ctx, "embed", VOCAB, WIDTH, 1.0)
     head = ParallelLMHead(ctx, "head", VOCAB, WIDTH, embedding)
-    torch.testing.assert_close(head(HIDDEN, ROWS), HIDDEN[ROWS] @ TENSORS["embed.weight"].T)
+    torch.testing.assert_close(head(HIDDEN, ROWS).whole(), HIDDEN[ROWS] @ TENSORS["embed.weight"].T)
     assert head._matrix.weight.data_ptr() == embedding.weight.data_ptr()
     out = torch.empty(len(IDS), WIDTH)
     embedding(IDS, out)
@@ -58,7 +58,7 @@ def test_a_tied_vocabulary_that_is_packed_in_blocks() -> None:
     table = torch.randn(13_000, 4, generator=torch.Generator().manual_seed(1))
     ctx = context(DictWeights({"embed.weight": table}))
     embedding = VocabParallelEmbedding(ctx, "embed", 13_000, 4, 1.0)
-    logits = ParallelLMHead(ctx, "head", 13_000, 4, embedding)(HIDDEN[:, :4].contiguous(), ROWS)
+    logits = ParallelLMHead(ctx, "head", 13_000, 4, embedding)(HIDDEN[:, :4].contiguous(), ROWS).whole()
     torch.testing.assert_close(logits, HIDDEN[ROWS, :4] @ table.T)
     ids, out = torch.tensor([12_999, 0, 4095, 4096]), torch.empty(4, 4)
     embedding(ids, out)
@@ -67,8 +67,8 @@ def test_a_tied_vocabulary_that_is_packed_in_blocks() -> None:
 
 def test_soft_cap_bounds_the_logits() -> None:
     ctx = context(DictWeights({name: tensor * 10 for name, tensor in TENSORS.items()}))
-    plain = ParallelLMHead(ctx, "head", VOCAB, WIDTH)(HIDDEN, ROWS).clone()
-    capped = ParallelLMHead(ctx, "head", VOCAB, WIDTH, soft_cap=3.0)(HIDDEN, ROWS)
+    plain = ParallelLMHead(ctx, "head", VOCAB, WIDTH)(HIDDEN, ROWS).whole().clone()
+    capped = ParallelLMHead(ctx, "head", VOCAB, WIDTH, soft_cap=3.0)(HIDDEN, ROWS).whole()
     assert plain.abs().max() > 10
     torch.testing.assert_close(capped, 3.0 * torch.tanh(plain / 3.0))
 
@@ -82,13 +82,13 @@ def test_a_narrow_table_stays_narrow_without_changing_results(stored: torch.dtyp
     out = torch.empty(len(IDS), WIDTH)
     embedding(IDS, out)
     assert torch.equal(out, table.float()[IDS] * 3.0)
-    logits = ParallelLMHead(ctx, "head", VOCAB, WIDTH, embedding)(HIDDEN, ROWS)
+    logits = ParallelLMHead(ctx, "head", VOCAB, WIDTH, embedding)(HIDDEN, ROWS).whole()
     torch.testing.assert_close(logits, HIDDEN[ROWS] @ table.float().T)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_are_fp32(dtype: torch.dtype) -> None:
     ctx = context(DictWeights(TENSORS), dtype=dtype)
-    logits = ParallelLMHead(ctx, "head", VOCAB, WIDTH)(HIDDEN.to(dtype), ROWS)
+    logits = ParallelLMHead(ctx, "head", VOCAB, WIDTH)(HIDDEN.to(dtype), ROWS).whole()
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, HIDDEN[ROWS] @ TENSORS["head.weight"].T, rtol=0.05, atol=0.05)

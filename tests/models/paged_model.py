@@ -99,4 +99,4 @@ class PagedModel:
         batch = self.batch(work)
         self.advance(work)
         hidden = self.model.forward(batch)
-        return self.model.compute_logits(hidden, torch.arange(batch.num_tokens)).clone()
+        return self.model.compute_logits(hidden, torch.arange(batch.num_tokens)).whole().clone()

@@ -98,7 +98,7 @@ def test_rows_are_gathered_before_the_head(case: Case) -> None:
     paged = PagedModel(folder)
     [tokens] = prompts(name, 1)
     hidden = paged.model.forward(paged.batch([(0, tokens)]))
-    every = paged.model.compute_logits(hidden, torch.arange(len(tokens))).clone()
+    every = paged.model.compute_logits(hidden, torch.arange(len(tokens))).whole().clone()
     rows = torch.tensor([len(tokens) - 1, 0, 7])
-    assert (paged.model.compute_logits(hidden, rows) - every[rows]).abs().max() <= 1e-5
-    assert paged.model.compute_logits(hidden, rows[:0]).shape == (0, VOCAB_SIZE)
+    assert (paged.model.compute_logits(hidden, rows).whole() - every[rows]).abs().max() <= 1e-5
+    assert paged.model.compute_logits(hidden, rows[:0]).whole().shape == (0, VOCAB_SIZE)

@@ -21,16 +21,21 @@ class _Meeting:
 
 
 class ThreadCommunicator:
-    """One rank's end. Every rank must call the same collectives in the same order."""
+    """One rank's end. Every rank must call the same collectives in the same order.
+
+    ``gathered`` has the bytes that each ``all_gather`` brought from this rank.
+    """
 
     def __init__(self, meeting: _Meeting, rank: int) -> None:
         self._meeting = meeting
         self._rank = rank
+        self.gathered: list[int] = []
 
     def all_reduce(self, x: torch.Tensor) -> None:
         x.copy_(torch.stack(self._exchange(x)).sum(0))
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        self.gathered.append(x.numel() * x.element_size())
         out.copy_(torch.cat(self._exchange(x), dim=-1))
 
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:

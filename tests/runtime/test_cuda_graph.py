@@ -18,9 +18,7 @@ from headrace.engine.assemble import build_engine_core
 from headrace.engine.engine_core import EngineCore
 from headrace.kernels.op_plan import OpPlan
 from headrace.kernels.reference import sampling
-from headrace.parallel.state import SoloCommunicator
 from headrace.runtime.cuda_graph import GraphedSteps
-from headrace.runtime.vocabulary_parts import VocabularyParts
 from headrace.runtime.worker import Worker
 from tests.e2e.tiny_models import make_model
 
@@ -55,8 +53,7 @@ def add_small_steps(worker: Worker, max_num_seqs: int, **options: Any) -> FakeCa
     """What the worker does on a GPU, with the reference planner."""
     runner, model = worker._runner, worker._model
     assert runner is not None and model is not None
-    arch = model.arch
-    shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
+    shape = AttentionShape(model.num_heads, model.num_kv_heads, model.arch.head_dim)
     limits = PlanLimits(MAX_TOKENS, max_num_seqs, worker.max_model_len)
     model.reserve(64, 64)
     capture = FakeCapture()
@@ -122,32 +119,6 @@ def test_small_steps_give_the_same_answers(
             assert entry.token_ids == other.token_ids
             assert entry.logprobs == pytest.approx(other.logprobs, abs=1e-4)  # sums of other batch shapes
     assert capture is not None and sum(capture.num_replays) > 2
-
-
-def test_picking_from_parts_of_the_vocabulary_gives_the_same_answers(tmp_path: Path) -> None:
-    """Where all of a step ask for a token and no more; other steps have their logits gathered."""
-    make_model("llama", tmp_path)
-    core = build_core(tmp_path)
-    worker = core.executor._worker  # type: ignore[attr-defined]
-    plain = answers(core, PARAMS)
-    picked: list[int] = []
-
-    class Parts(VocabularyParts):
-        def pick(self, logits: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            picked.append(len(logits))
-            return super().pick(logits, *args)
-
-    parts = Parts(sampling, SoloCommunicator().all_gather, 0, 1, worker._model.arch.vocab_size)
-    add_small_steps(worker, 8, parts=parts)
-    core.reset_prefix_cache()
-    assert [tokens for tokens, _ in answers(core, PARAMS).values()] == [
-        tokens for tokens, _ in plain.values()
-    ]
-    num_mixed = len(picked)
-    core.reset_prefix_cache()
-    answers(core, PARAMS[:2])
-    assert len(picked) > num_mixed + 5
-    core.shutdown()
 
 
 def test_each_step_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

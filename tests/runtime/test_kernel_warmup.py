@@ -69,14 +69,16 @@ def test_the_kernels_of_a_model_run() -> None:
     assert len(warmup.first_token.seconds) == 8 and warmup.decode.seconds
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma3"])
-def test_steps_of_all_sizes_compile_nothing_that_was_not_warmed_up(tmp_path: Path, model_type: str) -> None:
+@pytest.mark.parametrize(("model_type", "num_ranks"), [("llama", 1), ("gemma3", 1), ("llama", 2)])
+def test_steps_of_all_sizes_compile_nothing_that_was_not_warmed_up(
+    tmp_path: Path, model_type: str, num_ranks: int
+) -> None:
     """Nor is anything compiled in several variants, or in vain."""
     sizes = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, "vocab_size": 512}
     make_model(model_type, tmp_path, intermediate_size=8192, **sizes)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks/kernels")])
-    command = [sys.executable, "tests/runtime/walk_variants.py", str(tmp_path)]
+    command = [sys.executable, "tests/runtime/walk_variants.py", str(tmp_path), str(num_ranks)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)

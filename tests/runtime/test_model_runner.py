@@ -11,6 +11,7 @@ from headrace.attention.metadata import ForwardBatch
 from headrace.attention.reference import ReferenceBackend
 from headrace.core.output import BlockCopy, SchedulerOutput
 from headrace.core.token_mask import TokenMask
+from headrace.layers.sliced_logits import SlicedLogits
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from headrace.runtime.model_runner import ModelRunner
 from headrace.sampling_params import SamplingParams
@@ -36,11 +37,11 @@ class BigramModel:
         self._keys[mapping // BLOCK, 0, mapping % BLOCK, 0] = batch.input_ids.float()
         return batch.input_ids
 
-    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> SlicedLogits:
         self.num_logits_rows.append(len(rows))
         out = self._logits[: len(rows)]
         out.copy_(self.table[hidden[rows]])
-        return out
+        return SlicedLogits(out)
 
 
 def make(max_logits_rows: int = 64) -> tuple[ModelRunner, BigramModel, KVCache]:

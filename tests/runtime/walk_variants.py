@@ -27,12 +27,24 @@ from headrace.kernels.triton.warmup import decode_calls, first_token_calls
 from headrace.layers.context import LayerContext
 from headrace.loader.base import open_weights
 from headrace.models.registry import build_model
+from headrace.parallel.state import ParallelState
 from headrace.runtime.cuda_graph import BUCKETS, GraphedSteps
 from headrace.runtime.kernel_warmup import widths_of
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from headrace.runtime.model_runner import ModelRunner
 from headrace.sampling_params import SamplingParams
 from tests.runtime.step_maker import Sequence, StepMaker
+
+
+class Silent:
+    """The collectives of a rank whose others do not answer; what is computed does not matter here."""
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        pass
+
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        pass
+
 
 CPU, BLOCK, MAX_SEQS, MAX_TOKENS, MAX_LEN = torch.device("cpu"), 16, 64, 512, 256
 
@@ -63,25 +75,26 @@ def noting(variants: Variants):
         jit.JITFunction._do_compile = original
 
 
-def make_runner(folder: Path, dtype: torch.dtype) -> tuple[ModelRunner, Any]:
+def make_runner(folder: Path, dtype: torch.dtype, parallel: ParallelState) -> tuple[ModelRunner, Any]:
     """A model of Triton's ops on the CPU, its runner with graphs that are not captured, its architecture."""
     source = resolve_model(str(folder))
     arch = load_architecture(source)
     context = LayerContext(
-        ops=Ops.for_device("cuda"),
+        ops=Ops.for_device("cuda", communicator=parallel.communicator),
         weights=open_weights(source, arch, "dummy", 0, None, CPU),
         dtype=dtype,
         device=CPU,
         arena=Arena(CPU),
         max_model_len=MAX_LEN,
+        parallel=parallel,
     )
     model = build_model(arch, context)
-    specs = kv_cache_specs_for(arch.layer_windows, arch.num_kv_heads, arch.head_dim, BLOCK, dtype)
-    layout = KVCacheLayout.for_specs(specs, arch.num_kv_heads, arch.head_dim, BLOCK, dtype)
+    specs = kv_cache_specs_for(arch.layer_windows, model.num_kv_heads, arch.head_dim, BLOCK, dtype)
+    layout = KVCacheLayout.for_specs(specs, model.num_kv_heads, arch.head_dim, BLOCK, dtype)
     kv_cache = KVCache(specs, layout, MAX_SEQS * MAX_LEN // BLOCK * len(specs), CPU, context.ops.copy_blocks)
     model.bind_kv_cache(kv_cache)
     model.reserve(2 * MAX_TOKENS, MAX_SEQS)
-    shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
+    shape = AttentionShape(model.num_heads, model.num_kv_heads, arch.head_dim)
     sampling = load_kernels("sampling", "cuda")
     runner = ModelRunner(
         model,
@@ -138,19 +151,21 @@ def steps(runner: ModelRunner, num_groups: int, prompts: list[int], params: Samp
 
 
 def main() -> None:
-    folder, dtype = Path(sys.argv[1]), torch.bfloat16
+    folder, size, dtype = Path(sys.argv[1]), int(sys.argv[2]), torch.bfloat16
+    parallel = ParallelState(0, size, Silent()) if size > 1 else ParallelState()
     warm, stepped = Variants(), Variants()
     with compiling_only(), torch.inference_mode():
-        runner, arch = make_runner(folder, dtype)
+        runner, arch = make_runner(folder, dtype, parallel)
         widths = widths_of(
             arch,
-            num_heads=arch.num_attention_heads,
-            num_kv_heads=arch.num_kv_heads,
-            tensor_parallel_size=1,
+            num_heads=arch.num_attention_heads // size,
+            num_kv_heads=arch.num_kv_heads // size,
+            tensor_parallel_size=size,
             block_size=BLOCK,
             dtype=dtype,
-            is_whole=True,
+            is_whole=size == 1,
             has_dense_cache=True,
+            num_slices=size,
         )
         with noting(warm):
             for make in (first_token_calls, decode_calls):

@@ -7,9 +7,27 @@ from torch import Tensor
 
 from headrace.kernels.native.run import check_rows, run
 from headrace.kernels.native.structs import DrawArgs, RowArgmaxArgs
-from headrace.kernels.reference.sampling import filtered_weights, log_normalizer, token_ranks, top_tokens
+from headrace.kernels.reference.noise import exponentials, keys_from
+from headrace.kernels.reference.sampling import (
+    best_candidates,
+    filtered_weights,
+    log_normalizer,
+    pack_candidates,
+    token_ranks,
+    top_tokens,
+)
 
-__all__ = ["filtered_weights", "log_normalizer", "row_argmax", "sample_rows", "token_ranks", "top_tokens"]
+__all__ = [
+    "best_candidates",
+    "filtered_weights",
+    "log_normalizer",
+    "row_argmax",
+    "sample_rows",
+    "slice_argmax",
+    "slice_race",
+    "token_ranks",
+    "top_tokens",
+]
 
 _NUMBERS_PER_TOKEN = 4
 """What drawing costs a token of the vocabulary, in numbers that a plain op touches."""
@@ -49,6 +67,20 @@ def sample_rows(
     return _draw(
         filtered_weights(logits, row_max, temperature, top_k, top_p, min_p, max_top_k), None, None, key
     )
+
+
+def slice_argmax(logits: Tensor, first_token: int) -> Tensor:
+    """See the reference."""
+    return pack_candidates(*row_argmax(logits), first_token)
+
+
+def slice_race(logits: Tensor, row_max: Tensor, temperature: Tensor, key: Tensor, first_token: int) -> Tensor:
+    """See the reference. Scores of winners are computed again in torch: they may differ in the last bits from those
+    that the native race compared, which is as much as the logits of one number of ranks differ from another's."""
+    moved = keys_from(key, first_token)
+    tokens = _draw(logits, row_max.contiguous(), temperature.contiguous(), moved)
+    weights = (logits.gather(1, tokens[:, None])[:, 0] - row_max).div_(temperature).exp_()
+    return pack_candidates(weights / exponentials(keys_from(moved, tokens), 1)[:, 0], tokens, first_token)
 
 
 def _draw(x: Tensor, row_max: Tensor | None, temperature: Tensor | None, key: Tensor) -> Tensor:

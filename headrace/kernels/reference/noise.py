@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-STEP = 0x9E3779B9 - (1 << 32)
+_GOLDEN_RATIO = 0x9E3779B9
+_LOW_HALF = (1 << 32) - 1
+STEP = _GOLDEN_RATIO - (1 << 32)
 MULTIPLIERS = (0x7FEB352D, 0x846CA68B - (1 << 32))
 LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
@@ -32,6 +34,11 @@ def exponentials(key: Tensor, num_tokens: int) -> Tensor:
     _xor_shift(x, 16, shifted)
     uniform = x.bitwise_right_shift_(1).bitwise_and_(0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
     return uniform.clamp_(max=LARGEST_BELOW_ONE).neg_().log1p_().neg_()
+
+
+def keys_from(key: Tensor, first_token: int | Tensor) -> Tensor:
+    """[R] int64: keys with which token 0 has the noise that ``first_token`` (one, or [R] int64) has with ``key``."""
+    return (key + first_token * _GOLDEN_RATIO) & _LOW_HALF | key & ~_LOW_HALF
 
 
 def _xor_shift(x: Tensor, bits: int, scratch: Tensor) -> Tensor:

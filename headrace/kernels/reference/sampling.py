@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.kernels.reference.noise import exponentials
+from headrace.kernels.reference.noise import exponentials, keys_from
 
 _CHUNK = 256
 _NUM_RANKED = 2048
@@ -69,10 +69,43 @@ def sample_rows(
     return row_argmax(weights.div_(exponentials(key, weights.shape[1])))[1]
 
 
-def race_rows(logits: Tensor, row_max: Tensor, temperature: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """What ``sample_rows`` decides by, without filters: each row's largest weight / noise, [R] float32; its token."""
+def slice_argmax(logits: Tensor, first_token: int) -> Tensor:
+    """Candidates [2, R] int32 of a slice of the vocabulary: the bits of each row's largest logit, and its token.
+
+    Args:
+        logits: [R, n] float32, of n tokens from ``first_token`` on; n > 0.
+    """
+    values, tokens = row_argmax(logits)
+    return pack_candidates(values, tokens, first_token)
+
+
+def slice_race(logits: Tensor, row_max: Tensor, temperature: Tensor, key: Tensor, first_token: int) -> Tensor:
+    """Candidates [2, R] int32 of a slice of the vocabulary: the bits of the winner's score, and its token.
+
+    Scores and noise are those of ``sample_rows`` over the whole vocabulary. Other arguments as there, without filters.
+
+    Args:
+        logits: [R, n] float32, of n tokens from ``first_token`` on; n > 0.
+        row_max: [R] float32, the largest of each whole row.
+    """
     weights = filtered_weights(logits, row_max, temperature)
-    return row_argmax(weights.div_(exponentials(key, weights.shape[1])))
+    noise = exponentials(keys_from(key, first_token), weights.shape[1])
+    values, tokens = row_argmax(weights.div_(noise))
+    return pack_candidates(values, tokens, first_token)
+
+
+def pack_candidates(values: Tensor, tokens: Tensor, first_token: int) -> Tensor:
+    """[2, R] int32 of [R] float32 and of [R] int64, counted from the slice's first token."""
+    return torch.stack((values.view(torch.int32), (tokens + first_token).int()))
+
+
+def best_candidates(candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """The best of the slices' candidates [slices, 2, R]: ([R] float32, [R] int64), as ``row_argmax`` of whole rows.
+
+    Slices are in the order of their tokens, so that of equals the first has the lowest.
+    """
+    values, place = row_argmax(candidates[:, 0].view(torch.float32).T.contiguous())
+    return values, candidates[:, 1].T.gather(1, place[:, None])[:, 0].long()
 
 
 def filtered_weights(

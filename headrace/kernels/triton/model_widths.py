@@ -17,6 +17,7 @@ class ModelWidths:
     has_qk_norm, has_qkv_bias, activation: see the layers.
     has_dense_cache: keys and values are of ``dtype``; of other caches, what reads and writes them is not warmed up.
     num_layers: of this rank's stage, where all of them and the embedding are there; 0: they make no decode stack.
+    num_slices: parts of the vocabulary that tokens are picked from; ``vocab_size`` is that of this rank's.
     """
 
     hidden_size: int
@@ -34,6 +35,7 @@ class ModelWidths:
     has_qkv_bias: bool = False
     has_dense_cache: bool = True
     num_layers: int = 0
+    num_slices: int = 1
 
     @property
     def qkv(self) -> tuple[int, int]:

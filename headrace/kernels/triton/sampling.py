@@ -29,14 +29,7 @@ _MAX_TOP = 64
 
 def row_argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     """The largest number of each row [R, V] and its lowest index: ([R], [R] int64). NaN counts as largest."""
-    num_rows, num_tokens, num_chunks = _sizes(x)
-    chunk_values = x.new_empty((num_rows, num_chunks))
-    chunk_ids = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=x.device)
-    if num_rows:
-        chunk_argmax_kernel[(num_chunks, num_rows)](
-            x, chunk_values, chunk_ids, x.stride(0), num_tokens, CHUNK=_CHUNK, num_warps=8, **launch_options()
-        )
-    return _best_of_chunks(chunk_values, chunk_ids)
+    return _best_of_chunks(*_chunk_argmax(x))
 
 
 def sample_rows(
@@ -57,29 +50,25 @@ def sample_rows(
         threshold = _thresholds(logits, row_max, temperature, top_k, top_p, min_p)
     elif min_p is not None:
         threshold = min_p
-    return _race(logits, row_max, temperature, key, threshold)[1]
+    return _best_of_chunks(*_chunk_race(logits, row_max, temperature, threshold, key))[1]
 
 
-def race_rows(logits: Tensor, row_max: Tensor, temperature: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """See the reference."""
-    return _race(logits, row_max, temperature, key, None)
+def slice_argmax(logits: Tensor, first_token: int) -> Tensor:
+    """See ``headrace.kernels.reference.sampling.slice_argmax``."""
+    return _candidate_of_chunks(*_chunk_argmax(logits), first_token)
 
 
-def _race(
-    logits: Tensor, row_max: Tensor, temperature: Tensor, key: Tensor, threshold: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Scores and tokens of the winners; weights below the row's threshold lose."""
-    num_rows, num_tokens, num_chunks = _sizes(logits)
-    has_threshold = threshold is not None
-    if threshold is None:
-        threshold = row_max
-    chunk_values = logits.new_empty((num_rows, num_chunks))
-    chunk_ids = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
-    chunk_race_kernel[(num_chunks, num_rows)](
-        logits, row_max, temperature, threshold, key, chunk_values, chunk_ids, logits.stride(0), num_tokens,
-        CHUNK=_CHUNK, HAS_THRESHOLD=has_threshold, num_warps=8, **launch_options(),
-    )  # fmt: skip
-    return _best_of_chunks(chunk_values, chunk_ids)
+def slice_race(logits: Tensor, row_max: Tensor, temperature: Tensor, key: Tensor, first_token: int) -> Tensor:
+    """See ``headrace.kernels.reference.sampling.slice_race``."""
+    return _candidate_of_chunks(
+        *_chunk_race(logits, row_max, temperature, None, key, first_token), first_token
+    )
+
+
+def best_candidates(candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``headrace.kernels.reference.sampling.best_candidates``."""
+    values, tokens = candidates[:, 0].view(torch.float32), candidates[:, 1]
+    return _best_of_chunks(values.T, tokens.T)
 
 
 def log_normalizer(logits: Tensor) -> Tensor:
@@ -129,17 +118,62 @@ def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, ids
 
 
-def _best_of_chunks(chunk_values: Tensor, chunk_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """([R], [R] int64): the best of each row's chunks [R, C] and its index."""
-    num_rows, num_chunks = chunk_values.shape
-    values = chunk_values.new_empty(num_rows)
-    ids = torch.empty(num_rows, dtype=torch.int64, device=values.device)
+def _chunk_argmax(x: Tensor) -> tuple[Tensor, Tensor]:
+    """([R, C], [R, C] int32): the largest number of each chunk and its lowest index in the row."""
+    num_rows, num_tokens, num_chunks = _sizes(x)
+    values = x.new_empty((num_rows, num_chunks))
+    ids = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=x.device)
     if num_rows:
-        block = triton.next_power_of_2(num_chunks)
-        row_argmax_kernel[(num_rows,)](
-            chunk_values, chunk_ids, values, ids, num_chunks, BLOCK=block, num_warps=1, **launch_options()
+        chunk_argmax_kernel[(num_chunks, num_rows)](
+            x, values, ids, x.stride(0), num_tokens, CHUNK=_CHUNK, num_warps=8, **launch_options()
         )
     return values, ids
+
+
+def _chunk_race(
+    logits: Tensor,
+    row_max: Tensor,
+    temperature: Tensor,
+    threshold: Tensor | None,
+    key: Tensor,
+    first_token: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """([R, C] float32, [R, C] int32): the best score of each chunk and its index in the row."""
+    num_rows, num_tokens, num_chunks = _sizes(logits)
+    values = logits.new_empty((num_rows, num_chunks))
+    ids = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
+    if num_rows:
+        chunk_race_kernel[(num_chunks, num_rows)](
+            logits, row_max, temperature, row_max if threshold is None else threshold, key, values, ids,
+            logits.stride(0), num_tokens, first_token,
+            CHUNK=_CHUNK, HAS_THRESHOLD=threshold is not None, num_warps=8, **launch_options(),
+        )  # fmt: skip
+    return values, ids
+
+
+def _best_of_chunks(chunk_values: Tensor, chunk_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """([R], [R] int64): the best of each row's chunks [R, C] and its index."""
+    values = chunk_values.new_empty(len(chunk_values))
+    ids = torch.empty(len(chunk_ids), dtype=torch.int64, device=values.device)
+    _pick_chunks(chunk_values, chunk_ids, values, ids, 0)
+    return values, ids
+
+
+def _candidate_of_chunks(chunk_values: Tensor, chunk_ids: Tensor, first_token: int) -> Tensor:
+    """[2, R] int32: the bits of the best of each row's chunks [R, C], and its token."""
+    out = torch.empty((2, len(chunk_ids)), dtype=torch.int32, device=chunk_ids.device)
+    _pick_chunks(chunk_values, chunk_ids, out[0].view(torch.float32), out[1], first_token)
+    return out
+
+
+def _pick_chunks(chunk_values: Tensor, chunk_ids: Tensor, values: Tensor, ids: Tensor, first_id: int) -> None:
+    """Into values and ids [R]: of chunks [R, C], whose ids are increasing, laid out alike."""
+    num_rows, num_chunks = chunk_values.shape
+    if num_rows:
+        row_argmax_kernel[(num_rows,)](
+            chunk_values, chunk_ids, values, ids, num_chunks, *chunk_values.stride(), first_id,
+            BLOCK=triton.next_power_of_2(num_chunks), num_warps=1, **launch_options(),
+        )  # fmt: skip
 
 
 def _thresholds(

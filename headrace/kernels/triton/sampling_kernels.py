@@ -45,33 +45,44 @@ def chunk_argmax_kernel(
     tl.store(ids_ptr + place, index)
 
 
-@triton.jit(do_not_specialize=["num_chunks"])
+@triton.jit(
+    do_not_specialize=["num_chunks", "row_stride", "chunk_stride", "first_id"],
+    do_not_specialize_on_alignment=["chunk_values_ptr", "chunk_ids_ptr", "values_ptr", "ids_ptr"],
+)
 def row_argmax_kernel(
-    chunk_values_ptr, chunk_ids_ptr, values_ptr, ids_ptr, num_chunks, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
-    """The best of each row's chunks."""
+    chunk_values_ptr, chunk_ids_ptr, values_ptr, ids_ptr, num_chunks, row_stride, chunk_stride, first_id,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The best of each row's chunks; its id counts from ``first_id``."""
     let_next_start(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK)
     inside = chunk < num_chunks
     wait_for_previous(PDL)
-    values = tl.load(chunk_values_ptr + row * num_chunks + chunk, mask=inside, other=-float("inf"))
-    ids = tl.load(chunk_ids_ptr + row * num_chunks + chunk, mask=inside, other=0x7FFFFFFF)
+    place = row * row_stride + chunk * chunk_stride
+    values = tl.load(chunk_values_ptr + place, mask=inside, other=-float("inf"))
+    ids = tl.load(chunk_ids_ptr + place, mask=inside, other=0x7FFFFFFF)
     is_nan = values != values
     keys = tl.where(is_nan, float("inf"), values)
     best = tl.max(keys, axis=0)
     has_nan = tl.max(is_nan.to(tl.int32), axis=0) > 0
     index = tl.min(tl.where((keys == best) & inside, ids, 0x7FFFFFFF), axis=0)
     tl.store(values_ptr + row, tl.where(has_nan, float("nan"), best))
-    tl.store(ids_ptr + row, index.to(tl.int64))
+    tl.store(ids_ptr + row, (index + first_id).to(ids_ptr.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize_on_alignment=["row_max_ptr", "temperature_ptr", "threshold_ptr", "key_ptr"])
+@triton.jit(
+    do_not_specialize=["first_token"],
+    do_not_specialize_on_alignment=["row_max_ptr", "temperature_ptr", "threshold_ptr", "key_ptr"],
+)
 def chunk_race_kernel(
     logits_ptr, row_max_ptr, temperature_ptr, threshold_ptr, key_ptr, values_ptr, ids_ptr, row_stride, num_tokens,
-    CHUNK: tl.constexpr, HAS_THRESHOLD: tl.constexpr, PDL: tl.constexpr,
+    first_token, CHUNK: tl.constexpr, HAS_THRESHOLD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each chunk's winner, the largest weight / noise, and its score; weights below the row's threshold lose."""
+    """Each chunk's winner, the largest weight / noise, and its score; weights below the row's threshold lose.
+
+    The noise is that of tokens from ``first_token`` on.
+    """
     let_next_start(PDL)
     row = tl.program_id(1).to(tl.int64)
     chunk = tl.program_id(0)
@@ -81,7 +92,7 @@ def chunk_race_kernel(
     weights = weights_of(logits, tl.load(row_max_ptr + row), tl.load(temperature_ptr + row))
     if HAS_THRESHOLD:
         weights = tl.where(weights >= tl.load(threshold_ptr + row), weights, 0.0)
-    scores = weights / exponential_of(tl.load(key_ptr + row), col)
+    scores = weights / exponential_of(tl.load(key_ptr + row), first_token + col)
     best = tl.max(scores, axis=0)
     index = tl.min(tl.where((scores == best) & (col < num_tokens), col, num_tokens - 1), axis=0)
     place = row * tl.num_programs(0) + chunk

@@ -28,7 +28,13 @@ from headrace.kernels.triton.linear import gemv_shape, linear, skinny_shape
 from headrace.kernels.triton.model_widths import ModelWidths
 from headrace.kernels.triton.norm import add_rms_norm, rms_norm
 from headrace.kernels.triton.rope_and_store import rope_and_store
-from headrace.kernels.triton.sampling import row_argmax, sample_rows
+from headrace.kernels.triton.sampling import (
+    best_candidates,
+    row_argmax,
+    sample_rows,
+    slice_argmax,
+    slice_race,
+)
 
 Call = Callable[[], object]
 
@@ -78,7 +84,7 @@ def first_token_calls(widths: ModelWidths, device: torch.device) -> dict[str, Ca
         ),
         "rms_norm": lambda: rms_norm(make.hidden(2), make.norm(), _EPS, make.hidden(2)),
         "embedding": lambda: embedding(make.ids(), make.rows(1, widths.hidden_size), make.hidden(1)),
-        "best token": lambda: row_argmax(make.logits()),
+        "best token": make.best,
     }
 
 
@@ -206,9 +212,18 @@ class _Maker:
     def logits(self) -> torch.Tensor:
         return torch.zeros((1, self._widths.vocab_size), dtype=torch.float32, device=self._device)
 
+    def best(self) -> None:
+        if self._widths.num_slices == 1:
+            row_argmax(self.logits())
+        else:
+            best_candidates(slice_argmax(self.logits(), 0).repeat(self._widths.num_slices, 1, 1))
+
     def draw(self) -> None:
         number = torch.ones(1, dtype=torch.float32, device=self._device)
-        sample_rows(self.logits(), number, number, self.ids())
+        if self._widths.num_slices == 1:
+            sample_rows(self.logits(), number, number, self.ids())
+        else:
+            slice_race(self.logits(), number, number, self.ids(), 0)
 
     def cache(self) -> tuple[torch.Tensor, torch.Tensor]:
         widths = self._widths

@@ -9,6 +9,7 @@ from headrace.kernels.native import sampling, token_mask
 from headrace.kernels.reference import sampling as reference
 from headrace.kernels.reference import token_mask as reference_mask
 from headrace.kernels.reference.noise import exponentials
+from tests.kernels.sliced_cases import CUTS, check_slices
 
 pytestmark = pytest.mark.usefixtures("instruction_set", "threads")
 
@@ -98,3 +99,8 @@ def test_all_that_samplers_use_is_there() -> None:
         if getattr(value, "__module__", "") == reference.__name__
     }
     assert {name for name in own if not name.startswith("_")} == set(sampling.__all__)
+
+
+@pytest.mark.parametrize(("vocab", "count"), CUTS)
+def test_slices_give_the_picks_of_whole_rows(vocab: int, count: int) -> None:
+    check_slices(sampling, vocab, count)
