@@ -13,9 +13,11 @@ pytest.importorskip("triton")
 
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan, record
+from headrace.kernels.quantized_cache import KV_FORMATS
 from headrace.kernels.registry import Ops
 from headrace.kernels.triton.decode_stack import divide, stack_layers
 from headrace.kernels.triton.fusion import fuse
+from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from tests.kernels.triton_setup import DEVICE, HALF, relative_error
 
 EPS, BLOCK = 1e-5, 16
@@ -222,3 +224,17 @@ def test_other_plans_are_left_alone() -> None:
 def test_shares_cover_the_matrix_and_fill_the_device(n: int, k: int, matrices: int) -> None:
     share = divide(n, k, 132, matrices)
     assert share.num_tiles * share.block_n >= n and -(-k // share.block_k) * share.block_k >= k
+
+
+def test_a_quantized_cache_is_no_stack() -> None:
+    """Its codes and scales are no tensor; one token over it runs op by op."""
+    shape = Shape()
+    model, forms = Model(shape, 4), KV_FORMATS["int8"]
+    specs = kv_cache_specs_for([None] * shape.layers, shape.kv_heads, shape.head_dim, BLOCK, forms)
+    layout = KVCacheLayout(shape.layers, shape.kv_heads, BLOCK, shape.head_dim, forms)
+    cache = KVCache(specs, layout, 4, DEVICE)
+    cache.blocks.zero_()
+    model.caches = [cache.layer_views(index) for index in range(shape.layers)]
+    plan = record(model, make_batch(20, 4))
+    assert stack_layers(plan) is None
+    assert fuse(plan, 1, HALF).calls

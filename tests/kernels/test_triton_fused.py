@@ -11,6 +11,7 @@ from headrace.kernels.reference.activation import gated_act
 from headrace.kernels.reference.linear import linear
 from headrace.kernels.reference.norm import rms_norm
 from headrace.kernels.triton.fused import can_fuse, gated_linear, linear_add, norm_gated_linear, norm_linear
+from headrace.kernels.triton.linear import MAX_SKINNY_ROWS
 from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
 
 EPS = 1e-5
@@ -80,10 +81,10 @@ def test_what_can_be_fused() -> None:
     weight = torch.empty(16, 64, dtype=HALF)
     assert (
         can_fuse(1, HALF, weight)
-        and can_fuse(16, HALF, weight)
+        and can_fuse(MAX_SKINNY_ROWS, HALF, weight)
         and can_fuse(1, torch.float32, weight.float())
     )
-    assert not can_fuse(17, HALF, weight) and not can_fuse(2, torch.float32, weight.float())
+    assert not can_fuse(MAX_SKINNY_ROWS + 1, HALF, weight) and not can_fuse(2, torch.float32, weight.float())
     assert not can_fuse(1, HALF, torch.empty(16, 30, dtype=HALF))
 
 
@@ -91,6 +92,6 @@ def test_what_can_be_fused() -> None:
 @pytest.mark.parametrize("shape", [(4096, 14336), (28672, 4096), (6144, 1024)], ids=str)
 def test_large(shape: tuple[int, int]) -> None:
     check_norm_linear(shape, torch.bfloat16)
-    for rows in (1, 2, 16):
+    for rows in (1, 2, MAX_SKINNY_ROWS):
         check_linear_add(rows, shape, torch.bfloat16)
         check_gated(rows, shape, torch.bfloat16, "silu")

@@ -155,6 +155,61 @@ def _load_round(
     return k, v, k_scale, v_scale
 
 
+@triton.jit
+def _fold(
+    q0, q1, q2, q3, top, total, acc0, acc1, acc2, acc3, k, v, k_scale, v_scale, first, start, end, positions, lowest,
+    scale, soft_cap, window, FORMAT: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """One round of the online softmax: (top [M], total [M], four quarters of acc [M, W])."""
+    k0, k1, k2, k3 = _numbers(k, FORMAT, q0.dtype)
+    product = tl.dot(q0, tl.trans(k0))
+    product = tl.dot(q1, tl.trans(k1), product)
+    product = tl.dot(q2, tl.trans(k2), product)
+    product = tl.dot(q3, tl.trans(k3), product)
+    score = scaled(product * k_scale[None, :], scale, soft_cap, C)
+    if C.has_window or first + C.block_n > tl.minimum(end, lowest + 1):
+        key = first + tl.arange(0, C.block_n)
+        is_seen = (key[None, :] <= positions[:, None]) & ((key >= start) & (key < end))[None, :]
+        if C.has_window:
+            is_seen = is_seen & (key[None, :] > positions[:, None] - window)
+        score = tl.where(is_seen, score, HIDDEN)
+    new_top = tl.maximum(top, tl.max(score, axis=1))
+    weight = tl.exp2(score - new_top[:, None])
+    shrink = tl.exp2(top - new_top)
+    total = total * shrink + tl.sum(weight, axis=1)
+    weight = (weight * v_scale[None, :]).to(q0.dtype)
+    v0, v1, v2, v3 = _numbers(v, FORMAT, q0.dtype)
+    acc0 = tl.dot(weight, v0, acc0 * shrink[:, None])
+    acc1 = tl.dot(weight, v1, acc1 * shrink[:, None])
+    acc2 = tl.dot(weight, v2, acc2 * shrink[:, None])
+    acc3 = tl.dot(weight, v3, acc3 * shrink[:, None])
+    return new_top, total, acc0, acc1, acc2, acc3
+
+
+@triton.jit
+def _store(
+    acc0, acc1, acc2, acc3, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row,
+    partial, word, C: tl.constexpr,
+):  # fmt: skip
+    """A tile's quarters to their dims."""
+    store_tile(
+        acc0, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row, partial,
+        4 * word, C,
+    )  # fmt: skip
+    store_tile(
+        acc1, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row, partial,
+        4 * word + 1, C,
+    )  # fmt: skip
+    store_tile(
+        acc2, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row, partial,
+        4 * word + 2, C,
+    )  # fmt: skip
+    store_tile(
+        acc3, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row, partial,
+        4 * word + 3, C,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def coded_tiles_kernel(
     qkv_ptr, k_ptr, v_ptr, out_ptr, partials_ptr, log_sums_ptr, table_ptr, plan_ptr,
@@ -210,44 +265,13 @@ def coded_tiles_kernel(
                 scales_stride, C,
             )  # fmt: skip
             blocks = load_ids(table, first + 2 * C.block_n, end, C, True)
-            k0, k1, k2, k3 = _numbers(k, FORMAT, q0.dtype)
-            product = tl.dot(q0, tl.trans(k0))
-            product = tl.dot(q1, tl.trans(k1), product)
-            product = tl.dot(q2, tl.trans(k2), product)
-            product = tl.dot(q3, tl.trans(k3), product)
-            score = scaled(product * k_scale[None, :], scale, soft_cap, C)
-            if C.has_window or first + C.block_n > tl.minimum(end, lowest + 1):
-                key = first + tl.arange(0, C.block_n)
-                is_seen = (key[None, :] <= positions[:, None]) & ((key >= start) & (key < end))[None, :]
-                if C.has_window:
-                    is_seen = is_seen & (key[None, :] > positions[:, None] - window)
-                score = tl.where(is_seen, score, HIDDEN)
-            new_top = tl.maximum(top, tl.max(score, axis=1))
-            weight = tl.exp2(score - new_top[:, None])
-            shrink = tl.exp2(top - new_top)
-            total = total * shrink + tl.sum(weight, axis=1)
-            weight = (weight * v_scale[None, :]).to(q0.dtype)
-            v0, v1, v2, v3 = _numbers(v, FORMAT, q0.dtype)
-            acc0 = tl.dot(weight, v0, acc0 * shrink[:, None])
-            acc1 = tl.dot(weight, v1, acc1 * shrink[:, None])
-            acc2 = tl.dot(weight, v2, acc2 * shrink[:, None])
-            acc3 = tl.dot(weight, v3, acc3 * shrink[:, None])
-            top = new_top
+            top, total, acc0, acc1, acc2, acc3 = _fold(
+                q0, q1, q2, q3, top, total, acc0, acc1, acc2, acc3, k, v, k_scale, v_scale, first, start, end,
+                positions, lowest, scale, soft_cap, window, FORMAT, C,
+            )  # fmt: skip
             k, v, k_scale, v_scale = next_k, next_v, next_k_scale, next_v_scale
         partial = tl.load(item + PARTIAL_START)
-        store_tile(
-            acc0, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row, partial,
-            4 * word, C,
-        )  # fmt: skip
-        store_tile(
-            acc1, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row, partial,
-            4 * word + 1, C,
-        )  # fmt: skip
-        store_tile(
-            acc2, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row, partial,
-            4 * word + 2, C,
-        )  # fmt: skip
-        store_tile(
-            acc3, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head, is_row, partial,
-            4 * word + 3, C,
+        _store(
+            acc0, acc1, acc2, acc3, top, total, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row, head,
+            is_row, partial, word, C,
         )  # fmt: skip

@@ -45,7 +45,7 @@ def short_launch(group: int, block_d: int, dtype: torch.dtype, is_quantized: boo
     if block_d <= 64:
         return LaunchShape(block_m, 128, 3, 4, 3)
     if is_quantized and block_d <= 128:
-        return LaunchShape(block_m, 64, 1, 4, 4)
+        return LaunchShape(block_m, 128, 1, 4, 2)
     if block_d <= 128:
         return LaunchShape(block_m, 64, 2, 4, 4)
     return LaunchShape(block_m, 32, 3, 4, 3)

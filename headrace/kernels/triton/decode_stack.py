@@ -215,6 +215,8 @@ def _is_alike(first: LayerTensors, other: LayerTensors) -> bool:
     norms = [(layer.norm_1, layer.norm_2) for layer in (first, other)]
     caches = [(layer.k_cache, layer.v_cache) for layer in (first, other)]
     dtype, num_queries, head_dim = first.qkv.dtype, first.common[7][0], first.common[7][2]
+    if not all(isinstance(cache, torch.Tensor) for pair in caches for cache in pair):
+        return False  # quantized: codes and scales
     block_size = first.k_cache.shape[2]
     return (
         first.common == other.common

@@ -13,8 +13,9 @@ from headrace.kernels.triton.linear_kernels import LinearConfig, gemv_kernel, sk
 _VECTOR_BYTES = 16
 _SUMS_PER_PROGRAM = 1024
 
-MAX_SKINNY_ROWS = 16
-"""Beyond it cuBLAS is faster (benchmarks/NOTES.md)."""
+MAX_SKINNY_ROWS = 8
+"""Beyond it cuBLAS is faster: a step's linears of llama-3-8b take 4.73 to 4.97 ms at 16 rows here and 4.04 there, 4.16
+and 4.03 at 8, where fusing pays (benchmarks/NOTES.md)."""
 
 
 @dataclass(frozen=True, slots=True)
