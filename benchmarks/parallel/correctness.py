@@ -1,8 +1,11 @@
-"""Do several devices give the greedy tokens of one? fp32, random weights (or a packaged model), graphs on and off.
+"""Do several devices give the tokens of one? fp32, random weights (or a packaged model), graphs on and off.
 
     python benchmarks/parallel/correctness.py [--tensor 2] [--pipeline 2] [--device cuda] [--model smollm2]
 
 Answers of one device are the reference; a token may differ only where the two best log-probabilities are within 1e-3.
+Only the reference asks for log-probabilities, so that the others' steps pick tokens as they do under load: in graphs,
+and from slices of the vocabulary (``pick_in_parts``). Seeded draws have no such margin: rounding changes few of them,
+and a quarter of the answers may differ.
 """
 
 from __future__ import annotations
@@ -53,14 +56,16 @@ COMMON = {
 
 
 def answers(
-    model: str, prompts: list[list[int]], num_tokens: int, options: dict[str, Any]
+    model: str, prompts: list[list[int]], num_tokens: int, options: dict[str, Any], num_logprobs: int | None
 ) -> list[RequestOutput]:
-    """Each prompt's greedy answer, with the two best log-probabilities of each token."""
+    """Each prompt's greedy answer, with the best log-probabilities of each token, and then each one's drawn answer."""
     start = time.perf_counter()
-    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=2)
+    greedy = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=num_logprobs)
+    drawn = SamplingParams(temperature=0.8, seed=7, max_tokens=num_tokens, ignore_eos=True)
+    params = [greedy] * len(prompts) + [drawn] * len(prompts)
     with LLM(model, dtype="float32", max_model_len=1024, **options) as llm:
         ready = time.perf_counter() - start
-        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts * 2], params, use_tqdm=False)
     print(f"    {options}: ready in {ready:.1f} s, all in {time.perf_counter() - start:.1f} s", flush=True)
     return outputs
 
@@ -88,13 +93,21 @@ def check(name: str, model: str, base: dict[str, Any], cases: list[dict[str, Any
     lengths = [1, 5, 17, 64, 130, 300, 511, 700]
     prompts = [[rng.randrange(3, vocab) for _ in range(length)] for length in lengths]
     print(name, flush=True)
-    reference = answers(model, prompts, 48, base)
+    reference = answers(model, prompts, 48, base, 2)
+    count = len(prompts)
     is_good = True
     for case in cases:
-        total, ties, wrong = compare(reference, answers(model, prompts, 48, {**base, **case}))
-        is_good &= wrong == 0
+        found = answers(model, prompts, 48, {**base, **case}, None)
+        total, ties, wrong = compare(reference[:count], found[:count])
+        others = sum(
+            one.outputs[0].token_ids != other.outputs[0].token_ids
+            for one, other in zip(reference[count:], found[count:], strict=True)
+        )
+        is_case_good = wrong == 0 and 4 * others <= count
+        is_good &= is_case_good
         print(
-            f"{'ok  ' if not wrong else 'BAD '} {name} {case}: {total} tokens, {ties} near ties, {wrong} wrong"
+            f"{'ok  ' if is_case_good else 'BAD '} {name} {case}: {total} tokens, {ties} near ties, {wrong} wrong; "
+            f"{others} of {count} drawn answers differ"
         )
     return is_good
 
@@ -113,9 +126,11 @@ def main() -> int:
     if args.model:
         return 0 if check(args.model, args.model, base, pipeline, 40000) else 1
     tensor = {"tensor_parallel_size": args.tensor}
-    cases = [tensor, *pipeline]
+    in_parts = {**tensor, "pick_in_parts": True}
+    cases = [tensor, in_parts, *pipeline]
     if args.device == "cuda":
-        cases += [{**tensor, "max_graph_tokens": 0}, {**tensor, "all_reduce": "library"}]
+        cases += [{**case, "max_graph_tokens": 0} for case in (tensor, in_parts)]
+        cases += [{**tensor, "all_reduce": "library"}]
         cases += [{**case, "max_graph_tokens": 0} for case in pipeline]
     base |= {"load_format": "dummy", "skip_tokenizer_init": True}
     is_good = True
