@@ -444,6 +444,7 @@ def sampling_cases() -> Iterator[Case]:
                 partial(_sampling_work, rows, vocab, spread, filters),
                 reads * size,
             )
+        yield Case("sampling", f"R={rows}", "a half and winners", partial(_slice_work, rows, vocab), size)
         yield Case("sampling", f"R={rows}", "logprobs of 20", partial(_logprobs_work, rows, vocab), 2 * size)
         yield Case(
             "sampling", f"R={rows}", "penalties of 2k", partial(_penalties_work, rows, vocab), 8 * rows * 2048
@@ -488,6 +489,33 @@ def _sampling_work(rows: int, vocab: int, spread: float, filters: str | None, de
         )
 
     return Work([draw], check)
+
+
+def _slice_work(rows: int, vocab: int, device: torch.device) -> Work:
+    """What one of two ranks does for a draw: the best and the race of its half, and both comparisons of winners."""
+    logits = torch.randn((rows, vocab), device=device) * 3
+    halves = (logits[:, : vocab // 2].contiguous(), 0), (logits[:, vocab // 2 :].contiguous(), vocab // 2)
+    temperature = torch.full((rows,), 0.6, device=device)
+    key = torch.randint(-(2**62), 2**62, (rows,), device=device)
+    others = torch.stack([sampling.slice_argmax(*half) for half in halves])
+    row_max = sampling.best_candidates(others)[0]
+    raced = torch.stack(
+        [sampling.slice_race(half, row_max, temperature, key, first) for half, first in halves]
+    )
+    found: list[Any] = []
+
+    def pick() -> None:
+        half, first = halves[1]
+        others[1] = sampling.slice_argmax(half, first)
+        best, _ = sampling.best_candidates(others)
+        raced[1] = sampling.slice_race(half, best, temperature, key, first)
+        found[:] = [sampling.best_candidates(raced)[1]]
+
+    def check() -> float:
+        whole = sampling.sample_rows(logits, logits.amax(-1), temperature, key)
+        return float((found[0] != whole).sum())
+
+    return Work([pick], check)
 
 
 def _logprobs_work(rows: int, vocab: int, device: torch.device) -> Work:
