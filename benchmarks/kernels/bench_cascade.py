@@ -33,6 +33,8 @@ from headrace.attention.metadata import AttentionMetadata, PrefixGroup
 from headrace.config import SharingConfig
 from headrace.core.cascade import CascadePlanner
 from headrace.core.cost_model import CostModel
+from headrace.core.kv_cache_spec import KVCacheSpec
+from headrace.engine.device_defaults import cascade_floor
 
 BLOCK = 16
 TARGETS = [
@@ -206,7 +208,7 @@ def run_points(
             num_failures += 1
             print(f"{batch:4d} x ({shared:6d} + {own:5d})    failed: {traceback.format_exc()}", flush=True)
             continue
-        is_on = decides(batch, shared, own)
+        is_on = decides(setup, batch, shared, own)
         for name, timing in zip(changes, together, strict=True):
             records.append(
                 {
@@ -236,10 +238,12 @@ def run_levels(setup: Setup) -> list[dict[str, Any]]:
     return [{"levels": levels, "us": together.us, "apart_us": apart.us, "error": together.error}]
 
 
-def decides(batch: int, shared: int, own: int) -> bool:
+def decides(setup: Setup, batch: int, shared: int, own: int) -> bool:
     """Whether ``cascade: auto`` reads a beginning of ``shared`` tokens together in a step of decodes."""
-    planner = CascadePlanner(SharingConfig(), BLOCK, CostModel())
-    return planner._is_worthwhile(list(range(batch)), shared // BLOCK, [shared + own - 1] * batch)
+    specs = [KVCacheSpec("full", (0,), BLOCK * setup.token_bytes)]
+    floor = cascade_floor("cuda" if setup.device.type == "cuda" else "cpu", specs, BLOCK)
+    planner = CascadePlanner(SharingConfig(), BLOCK, CostModel(), floor)
+    return planner._is_worthwhile(list(range(batch)), 0, shared // BLOCK, [shared + own - 1] * batch)
 
 
 def summarize(records: list[dict[str, Any]]) -> None:
@@ -290,7 +294,7 @@ def main() -> None:
     if args.levels:
         records = run_levels(setup)
     else:
-        points = sorted(GRID, key=lambda point: not decides(*point)) if args.grid else TARGETS
+        points = sorted(GRID, key=lambda point: not decides(setup, *point)) if args.grid else TARGETS
         points = [p for p in points if not args.most or p[1] + p[0] * p[2] <= args.most][:: args.every]
         changes = {"default": None} if args.grid else variants(setup)
         records = run_points(setup, points, changes, args.limit_s)

@@ -3,7 +3,8 @@
 The radix tree knows: requests whose paths run through one node hold the same blocks up to its end. Spans are found
 top-down, at several levels (system prompt, document, conversation); a span that is not worth sharing by itself is left
 to the spans below it, so that what is shared always begins at the first token. What is worth sharing is told by a floor
-(tokens, requests, share of the context) and by the cost model, which has seen steps with and without.
+(tokens, requests, share of the context, and what the device needs to be spared) and by the cost model, which has seen
+steps with and without and can only turn off what the floor lets pass.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.config import SharingConfig
+from headrace.core.cascade_floor import DEFAULT_FLOOR, CascadeFloor
 from headrace.core.cost_model import CostModel, StepFeatures
 from headrace.core.kv_cache_spec import MAX_LEVELS
 from headrace.core.kv_request import RequestBlocks
@@ -22,9 +24,6 @@ from headrace.core.step import Step
 
 FULL_TILE_TOKENS = 64
 """A prompt chunk of so many tokens fills a tile of query rows by itself: gathering it with others saves no reads."""
-
-MIN_SAVED_TOKENS = 8192
-"""KV tokens that reading a span together must spare to pay for gathering and merging its rows."""
 
 REUSED_STEPS = 16
 """While the same requests decode, what they share is looked up only every so many steps."""
@@ -49,10 +48,10 @@ class CascadePlanner:
     num_saved_tokens: KV tokens that the last step did not read again; the next one is expected to do alike.
 
     Args:
-        config: the floor, and whether to share at all.
+        config: the user's floor, and whether to share at all.
         block_size: tokens in a block.
         cost_model: predicts the step with and without.
-        min_saved_tokens: auto: KV tokens that a span must spare.
+        floor: auto: the device's floor.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class CascadePlanner:
         config: SharingConfig,
         block_size: int,
         cost_model: CostModel,
-        min_saved_tokens: int = MIN_SAVED_TOKENS,
+        floor: CascadeFloor = DEFAULT_FLOOR,
     ) -> None:
         self._config = config
         self._block_size = block_size
@@ -68,8 +67,7 @@ class CascadePlanner:
         is_auto = config.cascade == "auto"
         self._min_blocks = max(1, config.cascade_min_tokens // block_size) if is_auto else 1
         self._min_requests = config.cascade_min_requests if is_auto else 2
-        self._min_share = config.cascade_min_share if is_auto else 0.0
-        self._min_saved_tokens = min_saved_tokens if is_auto else 0
+        self._floor = floor
         limit = config.max_prefix_length
         self._max_blocks = None if limit is None else limit // block_size
         self.num_saved_tokens = 0
@@ -110,7 +108,7 @@ class CascadePlanner:
         while pending:
             branch, first, level = pending.pop()
             end = branch.end if self._max_blocks is None else min(branch.end, self._max_blocks)
-            if self._is_worthwhile(branch.members, end - first, starts):
+            if self._is_worthwhile(branch.members, first, end, starts):
                 found.append(SharedPrefix(branch.members, end, first))
                 first, level = end, level + 1
             if level <= MAX_LEVELS and end == branch.end:
@@ -149,14 +147,18 @@ class CascadePlanner:
                 branches[node.parent].children.append(branch)
         return tops
 
-    def _is_worthwhile(self, members: list[int], num_blocks: int, starts: list[int]) -> bool:
-        if num_blocks < self._min_blocks or len(members) < self._min_requests:
+    def _is_worthwhile(self, members: list[int], first: int, end: int, starts: list[int]) -> bool:
+        """Whether blocks [first, end) reach the floor; ``starts``: the context of each request of the step."""
+        if end - first < self._min_blocks or len(members) < self._min_requests:
             return False
-        num_tokens = num_blocks * self._block_size
-        if num_tokens * (len(members) - 1) < self._min_saved_tokens:
+        if self._config.cascade == "on":
+            return True
+        num_tokens = (end - first) * self._block_size
+        context = sum(starts[index] for index in members)
+        if num_tokens * len(members) < self._config.cascade_min_share * context:
             return False
-        context = sum(starts[index] for index in members) if self._min_share else 0
-        return num_tokens * len(members) >= self._min_share * context
+        num_own = max(0, context - end * self._block_size * len(members))
+        return self._floor.is_reached(num_tokens, len(members), num_own)
 
     def _is_faster(self, step: Step, found: list[SharedPrefix]) -> bool:
         """Ask the cost model; until it is fitted the floor alone decides."""

@@ -11,6 +11,7 @@ from headrace.core import fork
 from headrace.core.admission import Admission
 from headrace.core.batching import Stage, make_batching
 from headrace.core.cascade import CascadePlanner
+from headrace.core.cascade_floor import DEFAULT_FLOOR, CascadeFloor
 from headrace.core.completion import complete_step
 from headrace.core.cost_model import CostModel, StepFeatures
 from headrace.core.interfaces import CacheTier, ChoiceScene, Clock
@@ -45,6 +46,7 @@ class Scheduler:
         sharing: SharingConfig | None = None,
         tier: CacheTier | None = None,
         cost_model: CostModel | None = None,
+        cascade_floor: CascadeFloor = DEFAULT_FLOOR,
         clock: Clock = time.monotonic,
         num_micro_batches: int = 1,
     ) -> None:
@@ -53,7 +55,9 @@ class Scheduler:
         self.kv = kv
         self.clock = clock
         self.cost_model = cost_model or CostModel()
-        self.cascade = CascadePlanner(sharing or SharingConfig(), kv.block_size, self.cost_model)
+        self.cascade = CascadePlanner(
+            sharing or SharingConfig(), kv.block_size, self.cost_model, cascade_floor
+        )
         self.policy = Policy(config.policy)
         self.batching = make_batching(config.batching, self.cost_model, config.stall_limit_ms)
         self._max_uncommitted_tokens = config.max_chunk_tokens * config.steps_outstanding

@@ -16,7 +16,7 @@ from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.scheduler import Scheduler
 from headrace.engine.cache_tiers import check_tiers, make_tiers
 from headrace.engine.constraints import Constraints
-from headrace.engine.device_defaults import with_device_defaults
+from headrace.engine.device_defaults import cascade_floor, with_device_defaults
 from headrace.engine.engine_core import EngineCore
 from headrace.engine.grammar_vocabulary import load_grammar_vocabulary
 from headrace.parallel.launch import LaunchPlace
@@ -82,8 +82,9 @@ def assemble(config: EngineConfig, executor: Executor) -> EngineCore:
     """An engine core over a given executor."""
     cost_model = CostModel()
     tiers = make_tiers(config.sharing, executor, config.cache.block_size, cost_model)
+    specs = executor.kv_cache_specs()
     kv = KVCacheManager(
-        executor.kv_cache_specs(),
+        specs,
         executor.num_kv_blocks(),
         config.cache.block_size,
         enable_prefix_caching=config.cache.enable_prefix_caching,
@@ -103,6 +104,7 @@ def assemble(config: EngineConfig, executor: Executor) -> EngineCore:
         sharing=config.sharing,
         tier=tiers,
         cost_model=cost_model,
+        cascade_floor=cascade_floor(config.device.device, specs, config.cache.block_size),
         num_micro_batches=min(config.parallel.pipeline_parallel_size, config.scheduler.steps_outstanding),
     )
     return EngineCore(scheduler, executor, mask_source=constraints, tiers=tiers, seed=config.model.seed)

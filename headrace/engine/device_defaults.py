@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Literal
 
 from headrace.config import DEFAULT_SEATS, DEFAULT_STALL_MS, DEFAULT_STEP_TOKENS, EngineConfig
+from headrace.core.cascade_floor import DEFAULT_FLOOR, CascadeFloor
+from headrace.core.kv_cache_spec import KVCacheSpec
 
 LARGE_GPU_BYTES = 70 << 30
 """From here on a step of 8192 tokens fits beside weights and KV blocks, and 512 streams have room."""
 LARGE_GPU_SEATS = 512
 LARGE_GPU_STEP_TOKENS = 8192
+
+GPU_FLOOR = CascadeFloor(tokens=24_000, tokens_per_request=200, tokens_per_own_token=0.6)
+"""Of cascade, fitted to a grid of 200 points on one H200 (``benchmarks/kernels/bench_cascade.py --grid``; 32 query and
+8 KV heads of 128 in bf16): what it lets pass was at least 1.03x as fast as each request reading for itself."""
+GPU_FLOOR_TOKEN_BYTES = 4096
+"""KV of one token in one layer there."""
 
 
 def with_device_defaults(config: EngineConfig, *, is_offline: bool = False) -> EngineConfig:
@@ -39,6 +49,28 @@ def with_device_defaults(config: EngineConfig, *, is_offline: bool = False) -> E
         max_steps_outstanding=scheduler.max_steps_outstanding or steps,
     )
     return dataclasses.replace(config, scheduler=scheduler)
+
+
+def cascade_floor(
+    device: Literal["auto", "cpu", "cuda"], specs: Sequence[KVCacheSpec], block_size: int
+) -> CascadeFloor:
+    """What a shared span must spare on this device, before the cost model has seen anything.
+
+    On a GPU the fixed part is a time, about 23 us, in which it would read the more tokens the fewer bytes a token has
+    (fewer KV heads, a part of them on each rank, quantized KV). The others are taken as shares of reading: what is done
+    for a request's rows shrinks with a rank's heads as its KV does. A CPU's kernels keep the plain floor.
+
+    Args:
+        device: the user's word.
+        specs: KV groups of one rank.
+        block_size: tokens in a block.
+    """
+    from headrace.platforms.base import device_type
+
+    if device_type(device) == "cpu":
+        return DEFAULT_FLOOR
+    token_bytes = specs[0].bytes_per_block / (len(specs[0].layer_ids) * block_size)
+    return dataclasses.replace(GPU_FLOOR, tokens=GPU_FLOOR.tokens * GPU_FLOOR_TOKEN_BYTES / token_bytes)
 
 
 def _room() -> tuple[int, int]:

@@ -8,23 +8,23 @@ import pytest
 
 from headrace.config import SharingConfig
 from headrace.core.cascade import CascadePlanner
+from headrace.core.cascade_floor import CascadeFloor
 from headrace.core.cost_model import CostModel, StepFeatures
 from headrace.core.output import SchedulerOutput
 from tests.engine.core_harness import HYBRID, CoreHarness
 
 SYSTEM = [(7 * i) % 50 for i in range(64)]
 DOCUMENTS = [[(11 * i + j) % 50 for i in range(72)] for j in range(2)]
+LOW = CascadeFloor(1)
 
 
 class Recorder:
     """A harness whose steps are checked: every span's blocks are the same for all its requests."""
 
-    def __init__(self, config: SharingConfig, min_saved_tokens: int = 1, **options: object) -> None:
+    def __init__(self, config: SharingConfig, floor: CascadeFloor = LOW, **options: object) -> None:
         self.harness = CoreHarness(num_blocks=600, max_num_seqs=16, max_num_batched_tokens=256, **options)  # type: ignore[arg-type]
         scheduler = self.harness.core.scheduler
-        scheduler.cascade = CascadePlanner(
-            config, self.harness.kv.block_size, scheduler.cost_model, min_saved_tokens
-        )
+        scheduler.cascade = CascadePlanner(config, self.harness.kv.block_size, scheduler.cost_model, floor)
         self.outputs: list[SchedulerOutput] = []
         schedule = scheduler.schedule
 
@@ -135,12 +135,22 @@ def test_off_and_the_floor_share_nothing() -> None:
     assert recorder.most_levels == 1, "a document has 4 requests"
 
 
-def test_what_spares_too_few_reads_is_left() -> None:
-    for least, expected in ((7 * 64, 1), (7 * 64 + 1, 0)):
-        recorder = Recorder(SharingConfig(cascade_min_tokens=16), least)
-        add_conversations(recorder, 8)
-        recorder.harness.run()
-        assert recorder.most_levels == expected
+@pytest.mark.parametrize(
+    ("floor", "levels"),
+    [
+        (CascadeFloor(7 * 64), 1),
+        (CascadeFloor(7 * 64 + 1), 0),
+        (CascadeFloor(7 * 64 - 8 * 10, 10), 1),
+        (CascadeFloor(7 * 64 - 8 * 10 + 1, 10), 0),
+        (CascadeFloor(0, 0, 0.5), 1),  # 72 to 82 tokens of each come after the first 64
+        (CascadeFloor(0, 0, 1.0), 0),
+    ],
+)
+def test_what_spares_too_few_reads_is_left(floor: CascadeFloor, levels: int) -> None:
+    recorder = Recorder(SharingConfig(cascade_min_tokens=16), floor)
+    add_conversations(recorder, 8)
+    recorder.harness.run()
+    assert recorder.most_levels == levels
 
 
 def test_a_span_too_short_goes_to_the_spans_below_it() -> None:
@@ -172,6 +182,21 @@ def test_the_cost_model_turns_off_what_it_saw_to_be_slower(
     for _ in range(40):
         features = StepFeatures(8, 8, 8, rng.randrange(500, 900), 5000.0, rng.choice([0, 8, 16]))
         model.observe(features, 1.0 + features.num_shared_rows)
+    scheduler = recorder.harness.core.scheduler
+    scheduler.cost_model = scheduler.cascade._cost_model = model
+    add_conversations(recorder, 8)
+    recorder.harness.run()
+    assert recorder.most_levels == levels
+
+
+@pytest.mark.parametrize(("spared", "levels"), [(7 * 64, 1), (7 * 64 + 1, 0)])
+def test_the_cost_model_turns_on_nothing_below_the_floor(spared: int, levels: int) -> None:
+    """Even if in all that it saw reading was dear and sharing free."""
+    recorder = Recorder(SharingConfig(cascade_min_tokens=16), CascadeFloor(spared))
+    model, rng = CostModel(), random.Random(0)
+    for _ in range(40):
+        features = StepFeatures(8, 8, 8, rng.randrange(500, 900), 5000.0, rng.choice([0, 8, 16]))
+        model.observe(features, 1.0 + features.kv_tokens_read)
     scheduler = recorder.harness.core.scheduler
     scheduler.cost_model = scheduler.cascade._cost_model = model
     add_conversations(recorder, 8)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from headrace.config import EngineConfig, SchedulerConfig
-from headrace.engine.device_defaults import with_device_defaults
+from headrace.core.cascade_floor import DEFAULT_FLOOR, CascadeFloor
+from headrace.core.kv_cache_spec import KVCacheSpec
+from headrace.engine.device_defaults import cascade_floor, with_device_defaults
 from headrace.errors import ConfigError
 from headrace.platforms import base, cuda
 
@@ -73,3 +75,19 @@ def test_sections_without_a_device_fit_themselves() -> None:
     )
     with pytest.raises(ConfigError, match="at least max_num_seqs"):
         EngineConfig.from_options(max_num_batched_tokens=64, max_num_seqs=65)
+
+
+@pytest.mark.parametrize(("num_kv_heads", "tokens"), [(8, 24_000), (2, 96_000), (32, 6_000)])
+def test_a_gpu_needs_more_tokens_spared_where_they_are_small(
+    gpu_of: Any, num_kv_heads: int, tokens: float
+) -> None:
+    """Whatever the size of blocks and however many layers a group has, padded ones too."""
+    gpu_of(139)
+    for block_size, layer_ids in ((16, tuple(range(32))), (64, (0, 1, -1))):
+        bytes_per_block = len(layer_ids) * block_size * num_kv_heads * 2 * 128 * 2
+        specs = [KVCacheSpec("full", layer_ids, bytes_per_block)]
+        assert cascade_floor("auto", specs, block_size) == CascadeFloor(tokens, 200, 0.6)
+
+
+def test_a_cpu_keeps_the_plain_floor_of_cascade() -> None:
+    assert cascade_floor("cpu", [KVCacheSpec("full", (0,), 64)], 16) == DEFAULT_FLOOR == CascadeFloor(8192)
