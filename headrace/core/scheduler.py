@@ -94,6 +94,13 @@ class Scheduler:
 
     # ---- one step -------------------------------------------------------------------------------------------
 
+    @property
+    def waits_for_tier(self) -> bool:
+        """Whether a cache tier moves blocks that a request waits for: to have them, or to have their room."""
+        return self.tier_loads.is_waiting or bool(
+            self.kv.cache.evictor.in_transfer and self.lifecycle.requests
+        )
+
     def schedule(self) -> SchedulerOutput | None:
         """Compose the next step; None when nothing can run before results of earlier steps come in."""
         step = Step(self.last_step_id + 1, self.cascade.num_saved_tokens)

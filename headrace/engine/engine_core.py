@@ -196,8 +196,8 @@ class EngineCore:
             self._take_in_oldest()
         elif not self._in_flight and self._mask_source is not None and not self._pending:
             self._mask_source.wait_prepared()
-        if self.scheduler.tier_loads.is_waiting and not self._in_flight and not self._pending:
-            time.sleep(_LOAD_LOOK_S)  # nothing to compute until blocks have come from a tier
+        if self.scheduler.waits_for_tier and not self._in_flight and not self._pending:
+            time.sleep(_LOAD_LOOK_S)  # nothing to compute until blocks have come from a tier, or gone to it
         news, self._pending = self._pending, []
         return news
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,7 +11,10 @@ from unittest import mock
 import pytest
 
 from headrace import LLM, SamplingParams
+from headrace.core.scheduler import Scheduler
 from headrace.errors import ConfigError
+from headrace.kv_transfer.host_memory import HostMemory
+from headrace.kv_transfer.transfer import BlockTransfer
 from tests.e2e.tiny_models import VOCAB, Comparison, greedy_reference, make_model
 
 NUM_OUTPUT = 8
@@ -58,6 +62,31 @@ def run(folder: Path, references: list[Any], rounds: int = 3, is_lossy: bool = F
     stats = llm._core.stats()  # type: ignore[union-attr]
     llm.shutdown()
     return stats
+
+
+def test_the_engine_sleeps_while_blocks_leave(
+    llama: tuple[Path, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that waits for their room would keep the thread that copies from running by asking all the time."""
+    store, schedule = HostMemory._store, Scheduler.schedule
+    num_idle = []
+
+    def slow(self: HostMemory, block: int, slot: int, transfer: BlockTransfer) -> None:
+        late = threading.Timer(0.05, lambda: store(self, block, slot, transfer))
+        late.daemon = True
+        late.start()
+
+    def counted(self: Scheduler) -> Any:
+        output = schedule(self)
+        if output is None and self.kv.cache.evictor.in_transfer:
+            num_idle.append(1)
+        return output
+
+    monkeypatch.setattr(HostMemory, "_store", slow)
+    monkeypatch.setattr(Scheduler, "schedule", counted)
+    stats = run(*llama, rounds=1, host_cache_bytes=64 << 20)
+    assert stats.num_stored_blocks > 8
+    assert 1 <= len(num_idle) < 800, "some four waits of 50 ms, one look each 0.5 ms at most"
 
 
 def test_host_memory_gives_back_what_the_device_dropped(llama: tuple[Path, list[Any]]) -> None:
