@@ -2,10 +2,11 @@
 //
 // A thread takes (item, KV head) pairs. A pair's queries are the item's rows times the query heads that share the KV
 // head. A decode's few queries read keys and values once, where they lie; a prompt's many queries multiply packed panels
-// of them. Either way the scores of all keys of the item are in the thread's cache when they are normalised. Rows with
+// of them, or tiles where there is AMX. Either way the scores of all keys of the item are in the thread's cache when they are normalised. Rows with
 // several items are merged by the log-sum-exp of each part, as split-KV flash decoding does (Dao et al.).
 #include "attention_few.h"
 #include "attention_many.h"
+#include "attention_tiles.h"
 #include "quantized_cache.h"
 
 namespace hr {
@@ -13,15 +14,30 @@ namespace HR_ISA {
 
 namespace {
 
+// Scratch memory of an item, in floats.
+int64_t item_floats(const Work& work) {
+  if (work.num_rows == 1) return few_floats(work);
+#if defined(__AMX_BF16__)
+  if (fits_tiles(work)) return TileSizes(work).total();
+#endif
+  return ManySizes(work).total();
+}
+
+template <typename T, typename C>
+void run_item(const Work& work, float* memory) {
+  if (work.num_rows == 1) return run_few<T, C>(work, memory);
+#if defined(__AMX_BF16__)
+  if (fits_tiles(work)) return run_tiles<T, C>(work, memory);
+#endif
+  run_many<T, C>(work, memory);
+}
+
 template <typename T, typename C>
 void run_items(const HrAttention& a, Team& team) {
   const int64_t all = a.plan->num_items * a.num_kv_heads;
   for (int64_t index; (index = team.take(all)) < all;) {
     const Work work(a, index / a.num_kv_heads, index % a.num_kv_heads);
-    const bool is_few = work.num_rows == 1;
-    const int64_t floats = is_few ? few_floats(work) : ManySizes(work).total();
-    float* memory = (float*)team.scratch((size_t)floats * sizeof(float));
-    is_few ? run_few<T, C>(work, memory) : run_many<T, C>(work, memory);
+    run_item<T, C>(work, (float*)team.scratch((size_t)item_floats(work) * sizeof(float)));
   }
 }
 
@@ -44,17 +60,16 @@ void run_quantized(const HrAttention& a, Team& team) {
   for (int64_t index; (index = team.take(all)) < all;) {
     HrAttention decoded = a;
     Work work(decoded, index / a.num_kv_heads, index % a.num_kv_heads);
-    const bool is_few = work.num_rows == 1;
     const int64_t first = work.start / size, num_blocks = ceil_div(work.end, size);
     const int64_t keys = (num_blocks - first) * size * a.head_dim;
-    const int64_t rest = is_few ? few_floats(work) : ManySizes(work).total();
+    const int64_t rest = item_floats(work);
     float* memory = (float*)team.scratch((size_t)(2 * keys + rest + num_blocks) * sizeof(float));
     decoded.keys = decode_keys(work, a.keys, memory);
     decoded.values = decode_keys(work, a.values, memory + keys);
     int32_t* blocks = (int32_t*)(memory + 2 * keys + rest);
     for (int64_t block = 0; block < num_blocks; ++block) blocks[block] = (int32_t)(block < first ? 0 : block - first);
     work.blocks = blocks;
-    is_few ? run_few<T, float>(work, memory + 2 * keys) : run_many<T, float>(work, memory + 2 * keys);
+    run_item<T, float>(work, memory + 2 * keys);
   }
 }
 
