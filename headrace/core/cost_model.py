@@ -8,6 +8,8 @@ forgetting; the normal equations are kept, so an observation costs microseconds 
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 CERTAIN_SAVED_TOKENS = 1 << 18
@@ -52,11 +54,17 @@ class StepFeatures(msgspec.Struct):
         self.num_shared_rows += num_rows
 
 
+_SMALLEST_STEP = StepFeatures(
+    num_tokens=1, num_requests=1, num_sampled=1, kv_tokens_read=1, attention_pairs=0.5
+)
+
+
 class CostModel:
     """Milliseconds of a step as a function of its ``StepFeatures``."""
 
     def __init__(self) -> None:
         self.num_observations = 0
+        self._num_long_observations = 0
         self._gram = [[0.0] * _NUM_TERMS for _ in range(_NUM_TERMS)]
         self._moment = [0.0] * _NUM_TERMS
         self._coefficients = [0.0] * _NUM_TERMS
@@ -78,6 +86,7 @@ class CostModel:
                 row[j] = row[j] * _FORGET + weight * a * b
             self._moment[i] = self._moment[i] * _FORGET + weight * a * elapsed_ms
         self.num_observations += 1
+        self._num_long_observations += features.num_tokens > _HINGES[-1]
         if self.num_observations <= 2 * _MIN_OBSERVATIONS or self.num_observations % _REFIT_EVERY == 0:
             self._fit()
 
@@ -103,6 +112,23 @@ class CostModel:
             else:
                 high = middle - 1
         return low
+
+    def tokens_worth_a_step(self) -> float | None:
+        """Prompt tokens whose computing, in a step that has more than ``_HINGES`` tokens anyhow, takes as long as the
+        smallest step (one token of one request); infinite if such tokens were seen to cost nothing.
+
+        None until enough steps of so many tokens were seen: decodes alone do not tell what a prompt's tokens cost.
+        """
+        if self._num_long_observations < _MIN_OBSERVATIONS:
+            return None
+        fixed_ms = self.predict_ms(_SMALLEST_STEP)
+        _, per_token, _, _, per_read, per_pair, *_ = self._coefficients
+        linear, square = (
+            per_token + 1e-3 * per_read,
+            0.5e-6 * per_pair,
+        )  # n tokens: linear * n + square * n * n
+        divisor = linear + math.sqrt(linear * linear + 4 * square * fixed_ms)
+        return 2 * fixed_ms / divisor if divisor > 0 else math.inf
 
     def _fit(self) -> None:
         """Non-negative least squares by coordinate descent on the normal equations, from the last solution."""

@@ -244,7 +244,8 @@ class Scheduler:
         if not self.kv.is_prefix_caching_enabled or request.timeline.num_preemptions:
             return None
         loading = [other for other in self.lifecycle.preparation if other.block_table]
-        return computing_prefix_of(request, match.num_tokens, [*self.lifecycle.running, *loading])
+        others = [*self.lifecycle.running, *loading]
+        return computing_prefix_of(request, match.num_tokens, others, self.cost_model)
 
     def _fits(self, request: Request, num_cached_blocks: int) -> bool:
         """True if memory holds the request beside what is promised to the running ones."""

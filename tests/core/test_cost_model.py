@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
+
+import pytest
 
 from headrace.core.cost_model import CostModel, StepFeatures
 
@@ -73,3 +76,41 @@ def test_is_not_fitted_before_it_has_seen_steps() -> None:
     assert not model.is_fitted
     model.observe(StepFeatures(1, 1, 1, 10, 10), 0.0)
     assert model.num_observations == 0
+
+
+def model_of(fixed_ms: float, ms_per_token: float, ms_per_pair: float = 0.0, longest: int = 512) -> CostModel:
+    """Fitted to steps of decodes with, half of the time, a chunk of a prompt."""
+    rng, model = random.Random(0), CostModel()
+    for _ in range(300):
+        features = random_step(rng, longest)
+        pairs_ms = ms_per_pair * features.attention_pairs
+        model.observe(features, fixed_ms + ms_per_token * features.num_tokens + pairs_ms)
+    return model
+
+
+@pytest.mark.parametrize(("fixed_ms", "ms_per_token"), [(4.0, 0.025), (4.0, 0.4), (40.0, 0.025)])
+def test_tokens_that_take_as_long_as_a_step(fixed_ms: float, ms_per_token: float) -> None:
+    tokens = model_of(fixed_ms, ms_per_token).tokens_worth_a_step()
+    assert tokens == pytest.approx((fixed_ms + ms_per_token) / ms_per_token, rel=0.05)
+
+
+def test_attention_counts_in_what_tokens_take() -> None:
+    """n tokens attend to n * n / 2 pairs."""
+    tokens = model_of(4.0, 0.01, 2e-4).tokens_worth_a_step()
+    assert tokens is not None
+    assert 0.01 * tokens + 1e-4 * tokens**2 == pytest.approx(4.01, rel=0.05)
+
+
+def test_decodes_do_not_tell_what_a_prompts_tokens_take() -> None:
+    model = model_of(4.0, 0.025, longest=30)
+    assert model.is_fitted and model.tokens_worth_a_step() is None
+
+
+def test_tokens_that_cost_nothing_are_never_worth_a_step() -> None:
+    model = CostModel()
+    for num_tokens in range(100, 120):
+        model.observe(StepFeatures(num_tokens), 5.0)
+    tokens = model.tokens_worth_a_step()
+    assert tokens is not None and tokens > 10_000
+    model._coefficients = [5.0, *[0.0] * 8]
+    assert model.tokens_worth_a_step() == math.inf

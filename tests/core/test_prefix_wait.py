@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.core.prefix_wait import _common_prefix
+from headrace.core.cost_model import CostModel, StepFeatures
+from headrace.core.prefix_wait import (
+    MIN_SAVED_TOKENS,
+    SAVED_TOKENS_BOUNDS,
+    _common_prefix,
+    least_saved_tokens,
+)
 from tests.engine.core_harness import CoreHarness
 
 SHARED = [(7 * i) % 50 for i in range(200)]
+
+
+def model_of(fixed_ms: float, ms_per_token: float) -> CostModel:
+    """Fitted to steps of prompts that take so long."""
+    model = CostModel()
+    for num_tokens in [*range(70, 90), *range(400, 420)]:
+        model.observe(StepFeatures(num_tokens), fixed_ms + ms_per_token * num_tokens)
+    return model
 
 
 def test_equal_beginnings_are_computed_once() -> None:
@@ -20,6 +34,28 @@ def test_equal_beginnings_are_computed_once() -> None:
     assert computed <= len(SHARED) + 8 * (6 + 4)
     causes = [cause for _, _, cause in harness.answers[("r5", 0)].timeline.events]
     assert any("prefix that another request computes" in cause for cause in causes)
+
+
+@pytest.mark.parametrize(("fixed_ms", "waits"), [(10.0, True), (19.0, True), (21.0, False), (100.0, False)])
+def test_a_request_waits_if_the_shared_tokens_cost_more_than_a_step(fixed_ms: float, waits: bool) -> None:
+    """200 tokens of 0.1 ms against a step of so many."""
+    harness = CoreHarness(num_blocks=400, max_num_batched_tokens=512)
+    harness.core.scheduler.cost_model = model_of(fixed_ms, 0.1)
+    for number in range(2):
+        harness.add(f"r{number}", [*SHARED, number, 3], 4)
+    harness.run()
+    harness.check_answers()
+    causes = [cause for _, _, cause in harness.answers[("r1", 0)].timeline.events]
+    assert any("prefix that another request computes" in cause for cause in causes) is waits
+    computed = harness.core.stats().num_computed_tokens
+    assert (computed < 2 * len(SHARED)) is waits
+
+
+def test_how_many_tokens_are_worth_a_wait_has_bounds_and_is_64_until_known() -> None:
+    assert least_saved_tokens(CostModel()) == MIN_SAVED_TOKENS == 64
+    assert least_saved_tokens(model_of(0.0, 0.1)) == SAVED_TOKENS_BOUNDS[0]
+    assert least_saved_tokens(model_of(100.0, 0.0)) == SAVED_TOKENS_BOUNDS[1]
+    assert least_saved_tokens(model_of(10.0, 0.1)) == pytest.approx(100, abs=5)
 
 
 @pytest.mark.parametrize("end", ["abort", "stop"])
