@@ -100,10 +100,11 @@ def _run_short(
     dtype: torch.dtype,
 ) -> None:
     group = shape["num_heads"] // shape["num_kv_heads"]
-    launch = short_launch(group, shape["block_d"], dtype, is_quantized="kv_kind" in shape)
+    is_coded = _is_coded(shape, dtype)
+    launch = short_launch(group, shape["block_d"], dtype, is_quantized="kv_kind" in shape, is_coded=is_coded)
     config = _config(shape, launch)
     grid = _grid(launch.programs_per_multiprocessor, work.num_short * config.num_kv_heads, work)
-    if _is_coded(shape, dtype):
+    if is_coded:
         options = {**scales, "FORMAT": _FORMATS[arguments[1].dtype], "C": config}
         coded_tiles_kernel[grid](*_in_words(arguments), **options, **launch.options, **launch_options())
     else:

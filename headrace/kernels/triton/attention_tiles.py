@@ -37,15 +37,20 @@ class LaunchShape:
         return {"num_warps": self.num_warps, "num_stages": 1, "maxnreg": registers}
 
 
-def short_launch(group: int, block_d: int, dtype: torch.dtype, is_quantized: bool = False) -> LaunchShape:
-    """For tiles of few rows: the more bytes on their way the better."""
+def short_launch(
+    group: int, block_d: int, dtype: torch.dtype, *, is_quantized: bool = False, is_coded: bool = False
+) -> LaunchShape:
+    """For tiles of few rows: the more bytes on their way the better.
+
+    is_quantized: the cache is; is_coded: and ``coded_tiles_kernel``, which reads ahead by itself, takes it.
+    """
     block_m = max(16, triton.next_power_of_2(TileRows.for_group(group).short * group))
     if dtype == torch.float32:
         return LaunchShape(block_m, 16, 2, 4, 4)
     if block_d <= 64:
         return LaunchShape(block_m, 128, 3, 4, 3)
     if is_quantized and block_d <= 128:
-        return LaunchShape(block_m, 128, 1, 4, 2)
+        return LaunchShape(block_m, 128, 1 if is_coded else 2, 4, 2)
     if block_d <= 128:
         return LaunchShape(block_m, 64, 2, 4, 4)
     return LaunchShape(block_m, 32, 3, 4, 3)
