@@ -102,6 +102,9 @@ class _Choices:
         return choices
 
     def _of_machine(self) -> dict[str, tuple[Any, str]]:
+        from headrace.kernels.registry import kernel_kinds
+        from headrace.runtime.attention_library import refuse_library
+
         config, platform = self.config, self.platform
         where = platform.describe()
         dtype = str(platform.resolve_dtype(config.model.dtype, self.architecture.torch_dtype)).removeprefix(
@@ -117,6 +120,12 @@ class _Choices:
             choices["kv_cache_dtype"] = (dtype, "the compute type")
         if config.device.threads is None:
             choices["threads"] = (platform.default_num_threads(), "physical cores that this process may use")
+        if platform.name == "cpu":
+            refuse_library(config.device.attention_library, config.device.kernels, platform.device)
+            choices["max_graph_tokens"] = (0, "a CPU has no graphs")
+            choices["attention_library"] = ("off", "it is for NVIDIA GPUs")
+        if config.device.kernels == "auto":
+            choices["kernels"] = (kernel_kinds(platform.device)[0], where)
         if config.scheduler.max_prefill_chunk is None:
             choices["max_prefill_chunk"] = (self.resolved.max_chunk_tokens, "max_num_batched_tokens")
         return choices | self._of_scheduler(where)

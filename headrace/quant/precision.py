@@ -6,9 +6,10 @@ A form is "auto" (as the checkpoint has them), "none" (dense, in the compute typ
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -78,6 +79,7 @@ class Precision:
     form: Form = "auto"
     overrides: Sequence[tuple[str, Form]] = ()
     inputs: Literal["auto", "int8", "int16", "float"] = "auto"
+    _asked: set[str] = field(default_factory=set, compare=False)
 
     @classmethod
     def parse(
@@ -106,9 +108,24 @@ class Precision:
 
     def form_of(self, name: str) -> Form:
         """The form of the module ``name`` ("model.layers.0.mlp.down_proj")."""
+        self._asked.add(name)
         for pattern, form in self.overrides:
             if fnmatchcase(name, pattern):
                 return form
         if isinstance(self.form, Rounding) and self.form.bits == 4 and name in _VOCABULARY:
             return EMBEDDING_ROUNDING
         return self.form
+
+    def check_overrides(self) -> None:
+        """Once the whole model was built: each override names a module of it. Raises ConfigError.
+
+        The vocabulary's two modules may be named for any model; where they are one, the table's form counts.
+        """
+        names = self._asked | set(_VOCABULARY)
+        for pattern, _ in self.overrides:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                close = difflib.get_close_matches(pattern, names, 1, 0.5) or sorted(names)[:1]
+                raise ConfigError(
+                    f"quantization_overrides names {pattern!r}, which no module of the model matches; modules are "
+                    f"called as {close[0]!r}"
+                )

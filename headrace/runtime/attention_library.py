@@ -114,8 +114,7 @@ def make_attention_library(
     if setting == "off":
         return None
     missing = why_not_device(kernels, device) or why_not_model(arch, dtype, kv_dtype)
-    if setting == "cudnn" and missing is not None:
-        raise ConfigError(f"attention_library='cudnn' {missing}; set attention_library to 'auto' or 'off'")
+    _refuse(setting, missing)
     if missing is not None or (setting == "auto" and not _is_measured(device)):
         return None
     from headrace.attention.library import LibraryRule
@@ -140,6 +139,16 @@ def make_attention_library(
         max_rows=rule.max_rows(max_tokens),
         max_piece=rule.max_piece,
     )
+
+
+def refuse_library(setting: Literal["auto", "off", "cudnn"], kernels: str, device: torch.device) -> None:
+    """Raises ConfigError where the library is asked for by name and the machine does not suit it."""
+    _refuse(setting, why_not_device(kernels, device))
+
+
+def _refuse(setting: str, missing: str | None) -> None:
+    if setting == "cudnn" and missing is not None:
+        raise ConfigError(f"attention_library='cudnn' {missing}; set attention_library to 'auto' or 'off'")
 
 
 def why_not_device(kernels: str, device: torch.device) -> str | None:

@@ -250,6 +250,8 @@ class Worker:
         )
         with torch.inference_mode():
             model = build_model(self._arch, context)
+        if self._world.stage.is_first and self._world.stage.is_last:  # a stage has some of the modules
+            context.precision.check_overrides()
         self.weight_bytes_read = weights.bytes_read
         return model
 

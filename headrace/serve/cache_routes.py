@@ -74,9 +74,7 @@ async def explain_cache(context: ServerContext, request: Request, body: bytes) -
 async def pin_prefix(context: ServerContext, request: Request, body: bytes) -> Response:
     """Keep a prompt's prefix for a time; also what of it is computed later."""
     wanted, prompt = await _prompt_of(context, body)
-    ttl_s = (
-        wanted.ttl_s if wanted.ttl_s is not None else ttl_of({"type": "ephemeral", "ttl": wanted.ttl or "5m"})
-    )
+    ttl_s = wanted.ttl_s if wanted.ttl_s is not None else _seconds(wanted.ttl or "5m")
     return json_response(await _call(context, "pin", prompt, ttl_s=ttl_s))
 
 
@@ -94,6 +92,13 @@ async def explain(context: ServerContext, prompt: ParsedPrompt) -> dict[str, Any
         if report.get(name) is not None:
             report[name] = {"id": report[name], "text": _text(front_end, [report[name]])}
     return report
+
+
+def _seconds(ttl: str) -> float:
+    """Of a time to live by name. Raises ApiError 400."""
+    if ttl not in TTLS_S:
+        raise bad_request(f"ttl must be {' or '.join(map(repr, TTLS_S))}; got {ttl!r}", "ttl")
+    return TTLS_S[ttl]
 
 
 def ttl_of(control: Any) -> float:

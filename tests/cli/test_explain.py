@@ -32,7 +32,14 @@ def test_choices_left_to_the_engine_are_resolved(headrace: CommandLine) -> None:
     assert found["load_format"]["value"] == "gguf" and found["served_model_name"]["value"] == "smollm2"
     assert found["dtype"]["value"] in ("float32", "bfloat16")
     assert found["kv_cache_dtype"]["value"] == found["dtype"]["value"]
+    assert found["kernels"]["value"] in ("native", "reference")
+    assert (found["max_graph_tokens"]["value"], found["attention_library"]["value"]) == (0, "off")
     assert found["max_prefill_chunk"]["value"] == 512 and int(str(found["threads"]["value"])) >= 1
+
+
+def test_what_the_engine_would_refuse_is_refused(headrace: CommandLine) -> None:
+    assert headrace("explain", "smollm2", "--device", "cpu", "--attention-library", "cudnn") == 2
+    assert "needs an NVIDIA GPU" in headrace.err
 
 
 def test_own_settings_are_not_overruled(headrace: CommandLine) -> None:

@@ -64,3 +64,14 @@ def test_forms_of_overrides_are_checked() -> None:
 
 def test_no_overrides() -> None:
     assert Precision.parse("auto", "").overrides == () == Precision.parse("auto", None).overrides
+
+
+def test_an_override_that_matches_nothing_is_refused() -> None:
+    precision = Precision.parse("auto", "lm_hed=int8")
+    for name in ("model.layers.0.mlp.down_proj", "lm_head"):
+        precision.form_of(name)
+    with pytest.raises(ConfigError, match=r"names 'lm_hed', which no module of the model matches.*'lm_head'"):
+        precision.check_overrides()
+    precision = Precision.parse("auto", "lm_head=int8,*.down_proj=none")
+    precision.form_of("model.layers.0.mlp.down_proj")
+    precision.check_overrides()  # lm_head may be the table itself

@@ -72,7 +72,7 @@ def test_a_wrong_cache_control_is_refused(server: LaunchedServer, control: Any) 
         ("/cache/explain", {}, "prompt"),
         ("/cache/explain", {"prompt": "a", "messages": []}, "prompt"),
         ("/cache/explain", {"prompt": ["a", "b"]}, "prompt"),
-        ("/cache/pin", {"prompt": "a", "ttl": "1y"}, "cache_control"),
+        ("/cache/pin", {"prompt": "a", "ttl": "1y"}, "ttl"),
         ("/cache/pin", {"prompt": "a", "ttl_s": 0}, "ttl_s"),
         ("/cache/pin", {"prompt": "a", "ttl_s": 1e9}, "ttl_s"),
     ],
