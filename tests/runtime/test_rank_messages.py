@@ -22,7 +22,7 @@ def through(message: ToRank) -> ToRank:
 
 def test_a_step_and_its_mask() -> None:
     new = NewRequest("a", [1, 2], 2, [[0], [3]], SamplingParams(temperature=0.5, top_p=0.9), 7)
-    step = RunStep(SchedulerOutput(3, ["a"], [0], [2], [0], [new]), [(2, ["b"], [[5, 6]])])
+    step = RunStep(SchedulerOutput(3, ["a"], [0], [2], [0], [new]))
     assert through(step) == step
     mask = TokenMask(np.array([1, 4]), np.arange(6, dtype=np.uint32).reshape(2, 3))
     sample = through(_sample_message(mask))

@@ -21,6 +21,7 @@ __all__ = [
     "best_candidates",
     "filtered_weights",
     "log_normalizer",
+    "pack_candidates",
     "row_argmax",
     "sample_rows",
     "slice_argmax",
