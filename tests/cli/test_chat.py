@@ -27,7 +27,8 @@ from headrace.sampling_params import SamplingParams
 
 config = EngineConfig()
 core = {"tokens": [33, 28, 216, 34, 28, 216, 35, 28, 216, 36, 28, 216], "step_s": 0.005}
-client = ProcessClient(CoreSpec("headrace.engine.null_core:build_null_core", config, core))
+build = sys.argv[2] if len(sys.argv) > 2 else "headrace.engine.null_core:build_null_core"
+client = ProcessClient(CoreSpec(build, config, core))
 converse(ChatSession(AsyncLLM(config, client), SamplingParams(max_tokens=int(sys.argv[1])), None))
 """
 
@@ -46,10 +47,10 @@ def test_lines_of_stdin_are_messages_and_stdout_holds_answers() -> None:
 class Terminal:
     """The chat in a terminal of its own."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, *arguments: str) -> None:
         self.fd, other = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(max_tokens)],
+            [sys.executable, "-c", PROGRAM, str(max_tokens), *arguments],
             cwd=ROOT, stdin=other, stdout=other, stderr=other, start_new_session=True,
         )  # fmt: skip
         os.close(other)
@@ -101,13 +102,13 @@ def test_ctrl_c_cancels_the_answer_alone(terminal: Terminal) -> None:
 
 
 def test_ctrl_c_while_loading_ends() -> None:
-    started = Terminal(10)
+    started = Terminal(10, "tests.cli.slow_core:build_slow_core")
     time.sleep(0.4)
     end = time.monotonic() + 20
     while started.process.poll() is None and time.monotonic() < end:
         started.process.send_signal(
             signal.SIGINT
-        )  # one that falls into an import may be lost; the next is not
+        )  # one that falls into an import may be lost, the next is not
         time.sleep(1)
     assert started.process.poll() not in (None, 0)
     os.close(started.fd)
