@@ -80,6 +80,7 @@ class Precision:
     overrides: Sequence[tuple[str, Form]] = ()
     inputs: Literal["auto", "int8", "int16", "float"] = "auto"
     _asked: set[str] = field(default_factory=set, compare=False)
+    """Names that ``form_of`` was asked for: the model's modules, once it is built."""
 
     @classmethod
     def parse(

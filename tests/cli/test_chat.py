@@ -106,9 +106,8 @@ def test_ctrl_c_while_loading_ends() -> None:
     time.sleep(0.4)
     end = time.monotonic() + 20
     while started.process.poll() is None and time.monotonic() < end:
-        started.process.send_signal(
-            signal.SIGINT
-        )  # one that falls into an import may be lost, the next is not
+        # one that falls into an import may be lost, the next is not
+        started.process.send_signal(signal.SIGINT)
         time.sleep(1)
     assert started.process.poll() not in (None, 0)
     os.close(started.fd)
