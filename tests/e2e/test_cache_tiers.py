@@ -13,6 +13,7 @@ import pytest
 from headrace import LLM, SamplingParams
 from headrace.core.scheduler import Scheduler
 from headrace.errors import ConfigError
+from headrace.kv_transfer.disk_store import DiskStore
 from headrace.kv_transfer.host_memory import HostMemory
 from headrace.kv_transfer.transfer import BlockTransfer
 from tests.e2e.tiny_models import VOCAB, Comparison, greedy_reference, make_model
@@ -64,6 +65,19 @@ def run(folder: Path, references: list[Any], rounds: int = 3, is_lossy: bool = F
     return stats
 
 
+@pytest.fixture
+def prompt_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are there when the engine goes on, however slow the disk of the day is."""
+    write = DiskStore.write
+
+    def write_and_wait(self: DiskStore, key: bytes, payload: memoryview) -> BlockTransfer | None:
+        transfer = write(self, key, payload)
+        self._thread.submit(int).result()
+        return transfer
+
+    monkeypatch.setattr(DiskStore, "write", write_and_wait)
+
+
 def test_the_engine_sleeps_while_blocks_leave(
     llama: tuple[Path, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +111,7 @@ def test_host_memory_gives_back_what_the_device_dropped(llama: tuple[Path, list[
     assert without.host_hit_tokens == 0 and without.num_computed_tokens > 2 * stats.num_computed_tokens
 
 
+@pytest.mark.usefixtures("prompt_disk")
 def test_files_serve_the_next_engine(llama: tuple[Path, list[Any]], tmp_path: Path) -> None:
     tiers = {"host_cache_bytes": 8 * 3 * 2 * 2 * 16 * 16 * 4, "disk_cache_path": str(tmp_path)}
     first = run(*llama, **tiers)
@@ -111,6 +126,7 @@ def test_files_serve_the_next_engine(llama: tuple[Path, list[Any]], tmp_path: Pa
     assert third.disk_hit_tokens == 0
 
 
+@pytest.mark.usefixtures("prompt_disk")
 def test_damaged_files_cost_time_only(llama: tuple[Path, list[Any]], tmp_path: Path) -> None:
     tiers = {"host_cache_bytes": 8 * 3 * 2 * 2 * 16 * 16 * 4, "disk_cache_path": str(tmp_path)}
     run(*llama, **tiers)
@@ -130,6 +146,7 @@ def test_compressed_tiers_hold_more_and_change_few_answers(llama: tuple[Path, li
     assert small.host_hit_tokens > plain.host_hit_tokens and small.num_failed_blocks == 0
 
 
+@pytest.mark.usefixtures("prompt_disk")
 def test_files_of_another_form_are_never_read(llama: tuple[Path, list[Any]], tmp_path: Path) -> None:
     """Each form has a folder of its own; a quantized cache has one form only."""
     tiers = {"host_cache_bytes": 1 << 20, "disk_cache_path": str(tmp_path), "is_lossy": True}

@@ -166,7 +166,9 @@ async def test_counters_tell_what_usage_tells(start: Starter) -> None:
 
 async def test_full_queue(start: Starter) -> None:
     llm = start(step_s=0.005, max_num_seqs=1, max_waiting_requests=1)
-    boxes = [await llm.submit(["Hi"], SamplingParams(max_tokens=1000)) for _ in range(4)]
+    boxes = [await llm.submit(["Hi"], SamplingParams(max_tokens=1000))]
+    await boxes[0].get()  # it runs: of those that come now one waits, and the next is one too many
+    boxes += [await llm.submit(["Hi"], SamplingParams(max_tokens=1000)) for _ in range(2)]
     with pytest.raises(CapacityError) as caught:
         while True:
             await boxes[-1].get()
