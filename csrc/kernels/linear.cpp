@@ -209,11 +209,57 @@ void configure_tiles(int64_t upper, int64_t lower) {
   config.load();
 }
 
+// Sums that wait to be written: a product of tiles leaves the other units of a core idle, so that those of the block
+// before are added to the bias, rounded and stored meanwhile.
+struct WaitingSums {
+  static constexpr int64_t kStride = 2 * kPanel;
+  static constexpr int64_t kFloats = 2 * kTile * kStride;  // of one block
+
+  Target target;
+  float* sums = nullptr;
+  int64_t row = 0, column = 0, next = 0, end = 0;  // rows of the block
+
+  explicit WaitingSums(const HrLinear& a) : target{&a, nullptr, true, true} {}
+
+  void put_row() {
+    const HrLinear& a = *target.args;
+    const float* from = sums + next * kStride;
+    if (a.out_dtype == HR_BF16 && a.bias == nullptr && column + kStride <= a.num_outputs) {
+      const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + kPanel), _mm512_loadu_ps(from));
+      _mm512_storeu_si512((Bf16*)a.out + (row + next) * a.out_stride + column, (__m512i)both);
+      ++next;
+      return;
+    }
+    Vec found[1][2 * kPanelVecs];
+    for (int i = 0; i < 2 * kPanelVecs; ++i) found[0][i] = load(sums + next * kStride + i * kLanes);
+    end_sums<1, 2>(target, row + next, 0, column, 0, found);
+    ++next;
+  }
+  void put_some() {
+    for (int i = 0; i < kRowsAStep && next < end; ++i) put_row();
+  }
+  void put_all() {
+    while (next < end) put_row();
+  }
+
+  static constexpr int kRowsAStep = 2;
+};
+
+// A line of an output's row that will be written, so that the store need not wait for it.
+void fetch_output(const HrLinear& a, int64_t row, int64_t column) {
+  const int64_t size = a.out_dtype == HR_F32 ? 4 : 2;
+  const char* line = (const char*)a.out + (row * a.out_stride + column) * size;
+  __asm__ volatile("prefetchw %0" ::"m"(*line));
+  if (size == 4) __builtin_prefetch(line + 64, 1);
+}
+
 // Up to 32 rows times one or two panels.
-void multiply_tiles(const HrLinear& a, int64_t row, bool has_lower, const Bf16* w, int64_t panel_stride,
-                    bool has_second, float* sums) {
+void multiply_tiles(const HrLinear& a, int64_t row, int64_t rows, int64_t column, const Bf16* w, int64_t panel_stride,
+                    bool has_second, float* sums, WaitingSums& waiting) {
   const Bf16* x = (const Bf16*)a.x + row * a.x_stride;
   const int64_t x_bytes = a.x_stride * 2;
+  const bool has_lower = rows > kTile;
+  int64_t fetched = 0;
   _tile_zero(0);
   if (has_second) _tile_zero(1);
   if (has_lower) _tile_zero(2);
@@ -231,36 +277,58 @@ void multiply_tiles(const HrLinear& a, int64_t row, bool has_lower, const Bf16* 
       _tile_dpbf16ps(2, 5, 6);
       if (has_second) _tile_dpbf16ps(3, 5, 7);
     }
+    waiting.put_some();
+    for (int i = 0; i < WaitingSums::kRowsAStep && fetched < rows; ++i) fetch_output(a, row + fetched++, column);
   }
-  constexpr int64_t sums_bytes = 2 * kPanel * 4;
+  waiting.put_all();
+  constexpr int64_t sums_bytes = WaitingSums::kStride * 4;
   _tile_stored(0, sums, sums_bytes);
   if (has_second) _tile_stored(1, sums + kPanel, sums_bytes);
   if (has_lower) _tile_stored(2, sums + kTile * 2 * kPanel, sums_bytes);
   if (has_lower && has_second) _tile_stored(3, sums + kTile * 2 * kPanel + kPanel, sums_bytes);
   tiles_stored();
+  waiting.sums = sums;
+  waiting.row = row;
+  waiting.column = column;
+  waiting.next = 0;
+  waiting.end = rows;
 }
+
+// Rows that are multiplied with one pair of panels after another, few enough to stay in the second-level cache.
+struct RowGroups {
+  int64_t count, rows_each;
+  explicit RowGroups(const HrLinear& a) {
+    constexpr int64_t bytes = 5 << 18, step = 2 * kTile;
+    const int64_t groups = ceil_div(a.rows * a.num_inputs * (int64_t)sizeof(Bf16), bytes);
+    rows_each = ceil_div(ceil_div(a.rows, groups), step) * step;
+    count = ceil_div(a.rows, rows_each);
+  }
+};
 
 void run_tiles(const HrLinear& a, Team& team) {
   const int64_t stride = panel_elements((const Bf16*)nullptr, a.num_inputs);
-  const int64_t num_panels = ceil_div(a.num_outputs, kPanel), num_chunks = ceil_div(num_panels, 2);
-  float* sums = (float*)team.scratch(2 * kTile * 2 * kPanel * sizeof(float));
-  const Target target{&a, sums, false, true};
+  const int64_t num_panels = ceil_div(a.num_outputs, kPanel), num_pairs = ceil_div(num_panels, 2);
+  const RowGroups groups(a);
+  float* sums = (float*)team.scratch(2 * WaitingSums::kFloats * sizeof(float));
+  float* other = sums + WaitingSums::kFloats;
+  WaitingSums waiting(a);
   int64_t configured = -1;
-  for (int64_t chunk; (chunk = team.take(num_chunks)) < num_chunks;) {
-    const int64_t panel = chunk * 2;
-    const bool has_second = panel + 1 < num_panels;
-    for (int64_t row = 0; row < a.rows; row += 2 * kTile) {
-      const int64_t rows = min64(2 * kTile, a.rows - row), lower = max64(0, rows - kTile);
+  const int64_t all = groups.count * num_pairs;
+  for (int64_t piece; (piece = team.take(all)) < all;) {
+    const int64_t panel = piece % num_pairs * 2, first = piece / num_pairs * groups.rows_each;
+    const int64_t end = min64(first + groups.rows_each, a.rows);
+    const Bf16* w = (const Bf16*)a.weight + panel * stride;
+    for (int64_t row = first; row < end; row += 2 * kTile) {
+      const int64_t rows = min64(2 * kTile, end - row), lower = max64(0, rows - kTile);
       if (rows != configured) configure_tiles(rows - lower, lower);
       configured = rows;
-      multiply_tiles(a, row, lower > 0, (const Bf16*)a.weight + panel * stride, stride, has_second, sums);
-      for (int64_t r = 0; r < rows; ++r) {
-        Vec found[1][2 * kPanelVecs];
-        for (int i = 0; i < 2 * kPanelVecs; ++i) found[0][i] = load(sums + r * 2 * kPanel + i * kLanes);
-        end_sums<1, 2>(target, row + r, r, panel * kPanel, 0, found);
-      }
+      multiply_tiles(a, row, rows, panel * kPanel, w, stride, panel + 1 < num_panels, sums, waiting);
+      float* done = sums;
+      sums = other;
+      other = done;
     }
   }
+  waiting.put_all();
   if (configured >= 0) _tile_release();
 }
 #endif

@@ -69,6 +69,12 @@ static inline Vec load(const Bf16* p) {
 }
 
 // To the nearest, ties to even; NaN stays NaN.
+#if defined(__AVX512BF16__)
+static inline void store(Bf16* p, Vec v) {
+  const __m256bh half = _mm512_cvtneps_pbh((__m512)v);
+  __builtin_memcpy(p, &half, sizeof(half));
+}
+#else
 static inline void store(Bf16* p, Vec v) {
   const WordVec bits = (WordVec)v;
   const WordVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -77,6 +83,7 @@ static inline void store(Bf16* p, Vec v) {
   const HalfVec half = __builtin_convertvector((rounded & ~is_nan) | (nan & is_nan), HalfVec);
   __builtin_memcpy(p, &half, sizeof(half));
 }
+#endif
 
 #if defined(__AVX512F__)
 static inline Vec load(const F16* p) { return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
