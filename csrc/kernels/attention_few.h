@@ -114,7 +114,7 @@ void run_few(const Work& work, float* memory) {
   for (int64_t row = 0; row < work.num_rows; ++row)
     for (int64_t g = 0; g < work.group; g += kFewQueries) {
       const int64_t first = row * work.group + g, count = min64(kFewQueries, work.group - g);
-      work.load_queries<T>(first, count, memory, dim);
+      work.load_queries<T>(first, count, memory, dim, work.a.scale);
       dispatch_few<kFewQueries, C>(count, work, first, memory, scores, work.num_keys(), out);
     }
 }

@@ -146,7 +146,7 @@ void run_many(const Work& work, float* floats) {
   pack_values<C>(work, memory.values);
   for (int64_t q = 0; q < work.num_queries(); q += kMaxRows) {
     const int64_t count = min64(kMaxRows, work.num_queries() - q);
-    work.load_queries<T>(q, count, memory.queries, work.a.head_dim);
+    work.load_queries<T>(q, count, memory.queries, work.a.head_dim, work.a.scale);
     dispatch_many<kMaxRows>(count, work, q, sizes, memory);
   }
 }

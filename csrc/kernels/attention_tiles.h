@@ -1,7 +1,8 @@
-// Attention of many queries by tiles of AMX: queries, keys, weights and values as two bf16 digits each.
+// Attention of many queries by tiles of AMX: queries, keys, weights and values as bf16 digits.
 //
 // A number is the sum of its bf16 and of the bf16 of what is left, to 16 bits or so. Of the four products of two such
-// numbers the one of both low digits is left out; sums are fp32.
+// numbers the one of both low digits is left out; sums are fp32. What is stored as bf16 is its own only digit. Where
+// queries are bf16, and so is the result, the softmax's weights are rounded to one digit too, as GPUs do.
 #pragma once
 #include "attention_work.h"
 #if defined(__AMX_BF16__)
@@ -18,10 +19,18 @@ constexpr int64_t kTileNumbers = kTile * kTileInputs;       // of one digit
 constexpr int64_t kTileQueries = 2 * kTile;                 // that are multiplied together
 constexpr int64_t kFewestTileQueries = kTile;               // from which on this pays
 
+// Digits of queries and of the softmax's weights, and of keys and values: of the types T and C.
+template <typename T, typename C>
+struct NumDigits {
+  static constexpr int right = std::is_same_v<C, Bf16> ? 1 : 2;
+  static constexpr int left = std::is_same_v<T, Bf16> && right == 1 ? 1 : 2;
+};
+
 // Digits lie as [groups of 16][inputs / 32][high, low][16][32], where a group is one of queries, keys or elements of a
 // head. In the right factor a row of a tile is a pair of inputs of 16 columns, else 32 inputs of one row.
 struct TileSizes {
   int64_t dim, keys, key_numbers, value_numbers, query_numbers, weight_numbers, floats;
+  // For two digits of everything, which is enough for one.
   explicit TileSizes(const Work& work) : dim(work.a.head_dim) {
     keys = ceil_div(work.num_keys(), kTileInputs) * kTileInputs;
     key_numbers = value_numbers = 2 * keys * dim;
@@ -59,65 +68,86 @@ inline void store_digits(const float* from, uint16_t* high, uint16_t* low) {
 }
 
 // A row of numbers, a multiple of 32, as row ``row`` of left factors.
+template <int DIGITS>
 void split_left(const float* from, int64_t inputs, int64_t row, int64_t group_numbers, uint16_t* to) {
   to += row / kTile * group_numbers + row % kTile * kTileInputs;
-  for (int64_t i = 0; i < inputs; i += kTileInputs, to += 2 * kTileNumbers)
-    store_digits(from + i, to, to + kTileNumbers);
+  for (int64_t i = 0; i < inputs; i += kTileInputs, to += DIGITS * kTileNumbers) {
+    if constexpr (DIGITS == 2)
+      store_digits(from + i, to, to + kTileNumbers);
+    else
+      _mm512_storeu_si512(to, digit_words(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + kTile), _mm512_loadu_ps(from + i))));
+  }
 }
 
 // Keys, 16 at a time, as right factors: pairs of a key's elements are turned like numbers of 32 bits. scratch: 25 rows.
 template <typename C>
 void split_keys(const Work& work, const TileSizes& sizes, uint16_t* to, float* scratch) {
+  constexpr int digits = NumDigits<float, C>::right;
   const int64_t dim = sizes.dim, count = work.num_keys(), units = dim / 2;
   float* row = scratch;
   float *high = row + dim, *low = high + kTile * units;  // [16 keys][units]
   float* turned = low + kTile * units;
-  const auto put = [&](int64_t group) {
-    uint16_t* tiles = to + group * 2 * kTile * dim;
-    for (int digit = 0; digit < 2; ++digit) {
+  const auto put = [&](int64_t s) {
+    if (s % kTile != kTile - 1) return;
+    uint16_t* tiles = to + s / kTile * digits * kTile * dim;
+    for (int digit = 0; digit < digits; ++digit) {
       transpose_panel(digit == 0 ? high : low, units, turned);
       for (int64_t step = 0; step < units / kTile; ++step)
-        __builtin_memcpy(tiles + (2 * step + digit) * kTileNumbers, turned + step * kTile * kTile, kTileNumbers * 2);
+        __builtin_memcpy(tiles + (digits * step + digit) * kTileNumbers, turned + step * kTile * kTile, kTileNumbers * 2);
     }
   };
-  const auto split = [&](int64_t s, const float* key) {
-    for (int64_t i = 0; i < dim; i += kTileInputs)
-      store_digits(key + i, (uint16_t*)(high + s % kTile * units) + i, (uint16_t*)(low + s % kTile * units) + i);
-    if (s % kTile == kTile - 1) put(s / kTile);
-  };
   work.for_keys<C>(work.a.keys, 0, count, [&](int64_t s, const C* key) {
-    for (int64_t i = 0; i < dim; i += kLanes) store(row + i, load(key + i));
-    split(s, row);
+    if constexpr (digits == 1) {
+      __builtin_memcpy(high + s % kTile * units, key, dim * sizeof(C));
+    } else {
+      for (int64_t i = 0; i < dim; i += kLanes) store(row + i, load(key + i));
+      for (int64_t i = 0; i < dim; i += kTileInputs)
+        store_digits(row + i, (uint16_t*)(high + s % kTile * units) + i, (uint16_t*)(low + s % kTile * units) + i);
+    }
+    put(s);
   });
-  for (int64_t i = 0; i < dim; ++i) row[i] = 0;
-  for (int64_t s = count; s < sizes.keys; ++s) split(s, row);
+  for (int64_t s = count; s < sizes.keys; ++s) {
+    for (int64_t i = 0; i < units; ++i) high[s % kTile * units + i] = low[s % kTile * units + i] = 0;
+    put(s);
+  }
 }
 
 // Two keys' values of 16 elements, side by side in each lane.
-inline void store_value_pair(__m512 first, __m512 second, uint16_t* to) {
+inline __m512i value_pairs(__m512i both) {
   alignas(64) static constexpr uint16_t kTurns[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const __m512i order = _mm512_load_si512(kTurns);
-  const DigitWords digits = digits_of(first, second);
-  _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, digits.high));
-  _mm512_storeu_si512(to + kTileNumbers, _mm512_permutexvar_epi16(order, digits.low));
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kTurns), both);
+}
+
+inline void store_value_pair(const float* first, const float* second, uint16_t* to) {
+  const DigitWords digits = digits_of(_mm512_loadu_ps(first), _mm512_loadu_ps(second));
+  _mm512_storeu_si512(to, value_pairs(digits.high));
+  _mm512_storeu_si512(to + kTileNumbers, value_pairs(digits.low));
+}
+
+inline void store_value_pair(const Bf16* first, const Bf16* second, uint16_t* to) {
+  const __m256i lower = _mm256_loadu_si256((const __m256i*)first), upper = _mm256_loadu_si256((const __m256i*)second);
+  _mm512_storeu_si512(to, value_pairs(_mm512_inserti64x4(_mm512_castsi256_si512(lower), upper, 1)));
 }
 
 // Values as right factors: inputs are keys, columns are elements of a head.
 template <typename C>
 void split_values(const Work& work, const TileSizes& sizes, uint16_t* to, float* scratch) {
-  const int64_t dim = sizes.dim, count = work.num_keys(), group_numbers = 2 * kTile * sizes.keys;
-  float *before = scratch, *zeros = scratch + dim;
-  for (int64_t i = 0; i < dim; ++i) zeros[i] = 0;
-  const auto put = [&](int64_t s, const float* first, const float* second) {
-    uint16_t* tile = to + s / kTileInputs * 2 * kTileNumbers + s % kTileInputs / 2 * kTileInputs;
-    for (int64_t i = 0; i < dim; i += kTile)
-      store_value_pair(_mm512_loadu_ps(first + i), _mm512_loadu_ps(second + i), tile + i / kTile * group_numbers);
+  constexpr int digits = NumDigits<float, C>::right;
+  using Number = std::conditional_t<digits == 1, Bf16, float>;
+  const int64_t dim = sizes.dim, count = work.num_keys(), group_numbers = digits * kTile * sizes.keys;
+  Number *before = (Number*)scratch, *zeros = (Number*)(scratch + dim), *now = (Number*)(scratch + 2 * dim);
+  for (int64_t i = 0; i < dim; ++i) zeros[i] = Number{};
+  const auto put = [&](int64_t s, const Number* first, const Number* second) {
+    uint16_t* tile = to + s / kTileInputs * digits * kTileNumbers + s % kTileInputs / 2 * kTileInputs;
+    for (int64_t i = 0; i < dim; i += kTile) store_value_pair(first + i, second + i, tile + i / kTile * group_numbers);
   };
-  float* now = zeros + dim;
   work.for_keys<C>(work.a.values, 0, count, [&](int64_t s, const C* value) {
-    float* row = s % 2 == 0 ? before : now;
-    for (int64_t i = 0; i < dim; i += kLanes) store(row + i, load(value + i));
+    Number* row = s % 2 == 0 ? before : now;
+    if constexpr (digits == 1)
+      __builtin_memcpy(row, value, dim * sizeof(C));
+    else
+      for (int64_t i = 0; i < dim; i += kLanes) store(row + i, load(value + i));
     if (s % 2 == 1) put(s - 1, before, now);
   });
   if (count % 2 == 1) put(count - 1, before, zeros);
@@ -125,34 +155,36 @@ void split_values(const Work& work, const TileSizes& sizes, uint16_t* to, float*
 }
 
 // Two groups of 16 rows times two of 16 columns: ``inputs`` numbers each, a multiple of 32; out: [32][out_stride].
+template <int LEFT, int RIGHT>
 void multiply_digits(const uint16_t* left, int64_t left_group, const uint16_t* right, int64_t right_group,
                      int64_t inputs, float* out, int64_t out_stride) {
   const uint16_t *lower = left + left_group, *second = right + right_group;
+  const auto multiply_left = [&](const uint16_t* upper_tile, const uint16_t* lower_tile) {
+    _tile_loadd(4, upper_tile, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, lower_tile, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  };
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t i = 0; i < inputs / kTileInputs * 2 * kTileNumbers; i += 2 * kTileNumbers) {
-    _tile_loadd(4, left + i + kTileNumbers, 64);
-    _tile_loadd(6, right + i, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, second + i, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, lower + i + kTileNumbers, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    _tile_loadd(4, left + i, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, lower + i, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    _tile_loadd(6, right + i + kTileNumbers, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, second + i + kTileNumbers, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+  for (int64_t step = 0; step < inputs / kTileInputs; ++step) {
+    const int64_t at = step * LEFT * kTileNumbers, place = step * RIGHT * kTileNumbers;
+    _tile_loadd(6, right + place, 64);
+    _tile_loadd(7, second + place, 64);
+    if constexpr (LEFT == 2) multiply_left(left + at + kTileNumbers, lower + at + kTileNumbers);
+    multiply_left(left + at, lower + at);
+    if constexpr (RIGHT == 2) {
+      _tile_loadd(6, right + place + kTileNumbers, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, second + place + kTileNumbers, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
   }
   _tile_stored(0, out, out_stride * 4);
   _tile_stored(1, out + kTile, out_stride * 4);
@@ -167,28 +199,31 @@ struct TileMemory {
 };
 
 // Queries [first, first + count), at most 32. Rows of tiles beyond them hold anything: a row's sums are its own.
-template <typename T>
+template <typename T, typename C>
 void tile_queries(const Work& work, int64_t first, int64_t count, const TileSizes& sizes, const TileMemory& memory) {
-  const int64_t dim = sizes.dim, query_group = 2 * kTile * dim, weight_group = 2 * kTile * sizes.keys;
-  work.load_queries<T>(first, count, memory.rows, dim);
-  for (int64_t q = 0; q < count; ++q) split_left(memory.rows + q * dim, dim, q, query_group, memory.queries);
+  constexpr int left = NumDigits<T, C>::left, right = NumDigits<T, C>::right;
+  const int64_t dim = sizes.dim, query_group = left * kTile * dim, weight_group = left * kTile * sizes.keys;
+  // One digit of a query is the query itself, unless it is scaled: then the scores are.
+  const float scale = left == 1 ? work.a.scale : 1.0f;
+  work.load_queries<T>(first, count, memory.rows, dim, left == 1 ? 1.0f : work.a.scale);
+  for (int64_t q = 0; q < count; ++q) split_left<left>(memory.rows + q * dim, dim, q, query_group, memory.queries);
   // Keys beyond the last one that any of the rows sees are left out of both products.
   int64_t last = 0;
   for (int64_t q = 0; q < count; ++q) last = max64(last, work.last_seen((first + q) / work.group));
   const int64_t padded = ceil_div(last, kTileInputs) * kTileInputs;
   for (int64_t key = 0; key < padded; key += kTileInputs)
-    multiply_digits(memory.queries, query_group, memory.keys + key * 2 * dim, query_group, dim, memory.scores + key,
-                    sizes.keys);
+    multiply_digits<left, right>(memory.queries, query_group, memory.keys + key * right * dim, right * kTile * dim, dim,
+                                 memory.scores + key, sizes.keys);
   Softmax found[kTileQueries];
   for (int64_t q = 0; q < count; ++q) {
     const int64_t row = (first + q) / work.group;
     float* scores = memory.scores + q * sizes.keys;
-    found[q] = normalise(scores, work.first_seen(row), work.last_seen(row), padded, work.a.soft_cap);
-    split_left(scores, padded, q, weight_group, memory.weights);
+    found[q] = normalise(scores, work.first_seen(row), work.last_seen(row), padded, work.a.soft_cap, scale);
+    split_left<left>(scores, padded, q, weight_group, memory.weights);
   }
   for (int64_t i = 0; i < dim; i += kTileInputs)
-    multiply_digits(memory.weights, weight_group, memory.values + i * 2 * sizes.keys, weight_group, padded,
-                    memory.rows + i, dim);
+    multiply_digits<left, right>(memory.weights, weight_group, memory.values + i * right * sizes.keys,
+                                 right * kTile * sizes.keys, padded, memory.rows + i, dim);
   for (int64_t q = 0; q < count; ++q)
     work.put(first + q, memory.rows + q * dim, found[q].top, found[q].weight);
 }
@@ -209,7 +244,7 @@ void run_tiles(const Work& work, float* floats) {
   split_keys<C>(work, sizes, memory.keys, memory.rows);
   split_values<C>(work, sizes, memory.values, memory.rows);
   for (int64_t q = 0; q < work.num_queries(); q += kTileQueries)
-    tile_queries<T>(work, q, min64(kTileQueries, work.num_queries() - q), sizes, memory);
+    tile_queries<T, C>(work, q, min64(kTileQueries, work.num_queries() - q), sizes, memory);
   _tile_release();
 }
 

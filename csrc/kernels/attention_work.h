@@ -73,10 +73,10 @@ struct Work {
     });
   }
 
-  // Query q (row by row, heads of a row together), scaled, as fp32.
+  // Query q (row by row, heads of a row together), times ``factor``, as fp32.
   template <typename T>
-  void load_queries(int64_t first, int64_t count, float* to, int64_t stride) const {
-    const Vec scale = splat(a.scale);
+  void load_queries(int64_t first, int64_t count, float* to, int64_t stride, float factor) const {
+    const Vec scale = splat(factor);
     for (int64_t q = first; q < first + count; ++q, to += stride) {
       const int64_t token = plan.query_rows[row_start + q / group];
       const T* from = (const T*)a.qkv + token * a.qkv_stride + (kv_head * group + q % group) * a.head_dim;
@@ -110,12 +110,15 @@ struct Softmax {
   float top, weight;
 };
 
-// Scores [first, last) become exp(score - top), with a soft cap first; the others of [0, padded) become 0.
-Softmax normalise(float* scores, int64_t first, int64_t last, int64_t padded, float soft_cap) {
+// Scores [first, last) times ``scale`` become exp(score - top), with a soft cap first; the others of [0, padded) become 0.
+Softmax normalise(float* scores, int64_t first, int64_t last, int64_t padded, float soft_cap, float scale = 1) {
   for (int64_t i = 0; i < first; ++i) scores[i] = 0;
   for (int64_t i = last; i < padded; ++i) scores[i] = 0;
   if (first >= last) return {0, 0};
   Vec tops = splat(-__builtin_inff());
+  if (scale != 1)
+    for (int64_t i = first; i < last; i += kLanes)
+      store_some(scores + i, load_some(scores + i, last - i) * splat(scale), last - i);
   if (soft_cap > 0) {
     const Vec cap = splat(soft_cap), inverse = splat(1 / soft_cap);
     for (int64_t i = first; i < last; i += kLanes)

@@ -39,7 +39,8 @@ def run(case: PagedCase, plan: AttentionPlan, dtype: torch.dtype = torch.float32
 def check(case: PagedCase, tiling: Tiling = NativeBackend.tiling, tolerance: float = 5e-6) -> torch.Tensor:
     library = load_library()
     if isinstance(library, NativeLibrary) and library.instruction_set == "amx":
-        tolerance = max(tolerance, 4e-5)  # numbers are two bf16 digits
+        # Numbers are two bf16 digits; the softmax's weights one, as exact as bf16 answers are, where all else is bf16.
+        tolerance = max(tolerance, 4e-3 if case.qkv.dtype == torch.bfloat16 else 4e-5)
     out = run(case, plan_with(case, tiling))
     torch.testing.assert_close(out.double(), case.oracle(), rtol=tolerance, atol=tolerance)
     return out
