@@ -7,6 +7,7 @@
 #include "attention_work.h"
 #if defined(__AMX_BF16__)
 #include "attention_many.h"
+#include "digits.h"
 #include "tiles.h"
 
 namespace hr {
@@ -36,8 +37,10 @@ struct TileSizes {
     key_numbers = value_numbers = 2 * keys * dim;
     query_numbers = 2 * kTileQueries * dim;
     weight_numbers = 2 * kTileQueries * keys;
-    floats = kTileQueries * (dim + keys);  // queries, then what comes out; scores
+    floats = kTileQueries * (dim + score_stride());  // queries, then what comes out; scores
   }
+  // Rows of scores lie a line more than a power of two apart, or they would share a few sets of the cache.
+  int64_t score_stride() const { return keys + kTile; }
   int64_t total() const { return (key_numbers + value_numbers + query_numbers + weight_numbers) / 2 + floats; }
 };
 
@@ -45,38 +48,59 @@ bool fits_tiles(const Work& work) {
   return work.num_queries() >= kFewestTileQueries && work.a.head_dim % kTileInputs == 0;
 }
 
-inline __m512i digit_words(__m512bh v) { return reinterpret_cast<__m512i>(v); }
-
-struct DigitWords {
-  __m512i high, low;
-};
-
-// Digits of 32 numbers, of which `first` are the lower 16.
-inline DigitWords digits_of(__m512 first, __m512 second) {
-  const __m512i words = digit_words(_mm512_cvtne2ps_pbh(second, first));
-  const __m512i whole_first = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(words)), 16);
-  const __m512i whole_second = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(words, 1)), 16);
-  const __m512 rest_first = _mm512_sub_ps(first, _mm512_castsi512_ps(whole_first));
-  const __m512 rest_second = _mm512_sub_ps(second, _mm512_castsi512_ps(whole_second));
-  return {words, digit_words(_mm512_cvtne2ps_pbh(rest_second, rest_first))};
+// Where row ``row`` of left factors begins; the next 32 numbers are DIGITS tiles further.
+inline uint16_t* left_row(uint16_t* tiles, int64_t row, int64_t group_numbers) {
+  return tiles + row / kTile * group_numbers + row % kTile * kTileInputs;
 }
 
-inline void store_digits(const float* from, uint16_t* high, uint16_t* low) {
-  const DigitWords digits = digits_of(_mm512_loadu_ps(from), _mm512_loadu_ps(from + kTile));
-  _mm512_storeu_si512(high, digits.high);
-  _mm512_storeu_si512(low, digits.low);
-}
-
-// A row of numbers, a multiple of 32, as row ``row`` of left factors.
+// A row of numbers, a multiple of 32, as a row of left factors.
 template <int DIGITS>
-void split_left(const float* from, int64_t inputs, int64_t row, int64_t group_numbers, uint16_t* to) {
-  to += row / kTile * group_numbers + row % kTile * kTileInputs;
-  for (int64_t i = 0; i < inputs; i += kTileInputs, to += DIGITS * kTileNumbers) {
-    if constexpr (DIGITS == 2)
-      store_digits(from + i, to, to + kTileNumbers);
-    else
-      _mm512_storeu_si512(to, digit_words(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + kTile), _mm512_loadu_ps(from + i))));
+void split_left(const float* from, int64_t inputs, uint16_t* to) {
+  for (int64_t i = 0; i < inputs; i += kTileInputs, to += DIGITS * kTileNumbers)
+    store_digits<DIGITS>(_mm512_loadu_ps(from + i), _mm512_loadu_ps(from + i + kTile), to, to + kTileNumbers);
+}
+
+// 2^x for x <= 0 with an error of 3e-7: 2^n times a polynomial (least squares at Chebyshev's points) for what is left.
+inline __m512 power_of_2(__m512 x) {
+  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 r = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_set1_ps(0.00132186725f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.00967169794f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.0555089295f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.24022238f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.693146856f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, n);
+}
+
+// The lanes of 16 numbers from ``i`` on that lie in [first, last).
+inline __mmask16 lanes_within(int64_t i, int64_t first, int64_t last) {
+  const int64_t low = min64(max64(first - i, 0), kTile), high = min64(max64(last - i, 0), kTile);
+  return (__mmask16)(((1u << high) - 1) & ~((1u << low) - 1));
+}
+
+// exp(scale * score - the largest) of the scores [first, last), and 0 for the others of [0, padded), as a row of left factors.
+template <int DIGITS>
+Softmax weigh(const float* scores, int64_t first, int64_t last, int64_t padded, float scale, uint16_t* to) {
+  __m512 tops = _mm512_set1_ps(-__builtin_inff());
+  for (int64_t i = first / kTile * kTile; i < last; i += kTile)
+    tops = _mm512_mask_max_ps(tops, lanes_within(i, first, last), _mm512_loadu_ps(scores + i), tops);
+  const float top = _mm512_reduce_max_ps(tops) * scale;
+  const __m512 factor = _mm512_set1_ps(scale * 1.44269504f), shift = _mm512_set1_ps(top * 1.44269504f);
+  __m512 sums = _mm512_setzero_ps();
+  const auto weights_at = [&](int64_t i) {
+    const __mmask16 lanes = lanes_within(i, first, last);
+    if (lanes == 0) return _mm512_setzero_ps();
+    const __m512 found = power_of_2(_mm512_fmsub_ps(_mm512_loadu_ps(scores + i), factor, shift));
+    const __m512 weights = _mm512_maskz_mov_ps(lanes, found);
+    sums = _mm512_add_ps(sums, weights);
+    return weights;
+  };
+  for (int64_t i = 0; i < padded; i += kTileInputs, to += DIGITS * kTileNumbers) {
+    const __m512 lower = weights_at(i), upper = weights_at(i + kTile);
+    store_digits<DIGITS>(lower, upper, to, to + kTileNumbers);
   }
+  return first < last ? Softmax{top, _mm512_reduce_add_ps(sums)} : Softmax{0, 0};
 }
 
 // Keys, 16 at a time, as right factors: pairs of a key's elements are turned like numbers of 32 bits. scratch: 25 rows.
@@ -102,7 +126,8 @@ void split_keys(const Work& work, const TileSizes& sizes, uint16_t* to, float* s
     } else {
       for (int64_t i = 0; i < dim; i += kLanes) store(row + i, load(key + i));
       for (int64_t i = 0; i < dim; i += kTileInputs)
-        store_digits(row + i, (uint16_t*)(high + s % kTile * units) + i, (uint16_t*)(low + s % kTile * units) + i);
+        store_digits<2>(_mm512_loadu_ps(row + i), _mm512_loadu_ps(row + i + kTile),
+                        (uint16_t*)(high + s % kTile * units) + i, (uint16_t*)(low + s % kTile * units) + i);
     }
     put(s);
   });
@@ -206,20 +231,22 @@ void tile_queries(const Work& work, int64_t first, int64_t count, const TileSize
   // One digit of a query is the query itself, unless it is scaled: then the scores are.
   const float scale = left == 1 ? work.a.scale : 1.0f;
   work.load_queries<T>(first, count, memory.rows, dim, left == 1 ? 1.0f : work.a.scale);
-  for (int64_t q = 0; q < count; ++q) split_left<left>(memory.rows + q * dim, dim, q, query_group, memory.queries);
+  for (int64_t q = 0; q < count; ++q) split_left<left>(memory.rows + q * dim, dim, left_row(memory.queries, q, query_group));
   // Keys beyond the last one that any of the rows sees are left out of both products.
   int64_t last = 0;
   for (int64_t q = 0; q < count; ++q) last = max64(last, work.last_seen((first + q) / work.group));
   const int64_t padded = ceil_div(last, kTileInputs) * kTileInputs;
   for (int64_t key = 0; key < padded; key += kTileInputs)
     multiply_digits<left, right>(memory.queries, query_group, memory.keys + key * right * dim, right * kTile * dim, dim,
-                                 memory.scores + key, sizes.keys);
+                                 memory.scores + key, sizes.score_stride());
   Softmax found[kTileQueries];
   for (int64_t q = 0; q < count; ++q) {
     const int64_t row = (first + q) / work.group;
-    float* scores = memory.scores + q * sizes.keys;
-    found[q] = normalise(scores, work.first_seen(row), work.last_seen(row), padded, work.a.soft_cap, scale);
-    split_left<left>(scores, padded, q, weight_group, memory.weights);
+    const int64_t first_key = work.first_seen(row), last_key = work.last_seen(row);
+    float* scores = memory.scores + q * sizes.score_stride();
+    if (work.a.soft_cap > 0) cap_scores(scores, first_key, last_key, scale, work.a.soft_cap);
+    found[q] = weigh<left>(scores, first_key, last_key, padded, work.a.soft_cap > 0 ? 1.0f : scale,
+                           left_row(memory.weights, q, weight_group));
   }
   for (int64_t i = 0; i < dim; i += kTileInputs)
     multiply_digits<left, right>(memory.weights, weight_group, memory.values + i * right * sizes.keys,

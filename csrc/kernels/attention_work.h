@@ -110,20 +110,20 @@ struct Softmax {
   float top, weight;
 };
 
-// Scores [first, last) times ``scale`` become exp(score - top), with a soft cap first; the others of [0, padded) become 0.
-Softmax normalise(float* scores, int64_t first, int64_t last, int64_t padded, float soft_cap, float scale = 1) {
+// Scores [first, last) times ``scale``, held within the cap.
+void cap_scores(float* scores, int64_t first, int64_t last, float scale, float soft_cap) {
+  const Vec cap = splat(soft_cap), factor = splat(scale / soft_cap);
+  for (int64_t i = first; i < last; i += kLanes)
+    store_some(scores + i, cap * tanh(load_some(scores + i, last - i) * factor), last - i);
+}
+
+// Scores [first, last) become exp(score - top), with a soft cap first; the others of [0, padded) become 0.
+Softmax normalise(float* scores, int64_t first, int64_t last, int64_t padded, float soft_cap) {
   for (int64_t i = 0; i < first; ++i) scores[i] = 0;
   for (int64_t i = last; i < padded; ++i) scores[i] = 0;
   if (first >= last) return {0, 0};
   Vec tops = splat(-__builtin_inff());
-  if (scale != 1)
-    for (int64_t i = first; i < last; i += kLanes)
-      store_some(scores + i, load_some(scores + i, last - i) * splat(scale), last - i);
-  if (soft_cap > 0) {
-    const Vec cap = splat(soft_cap), inverse = splat(1 / soft_cap);
-    for (int64_t i = first; i < last; i += kLanes)
-      store_some(scores + i, cap * tanh(load_some(scores + i, last - i) * inverse), last - i);
-  }
+  if (soft_cap > 0) cap_scores(scores, first, last, 1, soft_cap);
   int64_t i = first;
   for (; i + kLanes <= last; i += kLanes) tops = max(load(scores + i), tops);
   float top = max_lane(tops);

@@ -4,6 +4,7 @@
 // two such numbers the one of both low digits is left out; sums are fp32. That is as exact as 16-bit inputs are, and
 // unlike whole numbers it needs no sum of its own for each block of columns.
 #pragma once
+#include "digits.h"
 #include "packed_amx.h"
 
 namespace hr {
@@ -27,19 +28,6 @@ struct Digits {
   uint16_t *high, *low;
 };
 
-inline __m512i as_words(__m512bh v) { return reinterpret_cast<__m512i>(v); }
-
-// 32 numbers in order, of which `first` are the lower 16.
-inline void store_digits(__m512 first, __m512 second, const Digits& to, int64_t at) {
-  const __m512i high = as_words(_mm512_cvtne2ps_pbh(second, first));
-  const __m512i whole_first = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(high)), 16);
-  const __m512i whole_second = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(high, 1)), 16);
-  const __m512 rest_first = _mm512_sub_ps(first, _mm512_castsi512_ps(whole_first));
-  const __m512 rest_second = _mm512_sub_ps(second, _mm512_castsi512_ps(whole_second));
-  _mm512_storeu_si512(to.high + at, high);
-  _mm512_storeu_si512(to.low + at, as_words(_mm512_cvtne2ps_pbh(rest_second, rest_first)));
-}
-
 // Two columns of 16 outputs, side by side in each lane. Digits are cut off, not rounded: that costs less, and one bit.
 inline void store_pair(__m512 first, __m512 second, const Digits& to, int64_t at) {
   const __m512i upper = _mm512_set1_epi32(int32_t(0xffff0000u));
@@ -56,7 +44,8 @@ inline void store_pair(__m512 first, __m512 second, const Digits& to, int64_t at
 // x: `padded` fp32 numbers.
 void split_row(const float* x, int64_t padded, const Digits& to, int64_t row) {
   for (int64_t k = 0; k < padded; k += kBlockColumns)
-    store_digits(_mm512_loadu_ps(x + k), _mm512_loadu_ps(x + k + 16), to, row * padded + k);
+    store_digits<2>(_mm512_loadu_ps(x + k), _mm512_loadu_ps(x + k + 16), to.high + row * padded + k,
+                    to.low + row * padded + k);
 }
 
 void clear_row(int64_t padded, const Digits& to, int64_t row) {
