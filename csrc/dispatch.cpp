@@ -74,6 +74,7 @@ const int64_t kArgsBytes[HR_NUM_OPS] = {
     sizeof(HrTokenMask),
     sizeof(HrLinearPacked),
     sizeof(HrEmbeddingPacked),
+    sizeof(HrLinearGated),
 };
 
 }  // namespace

@@ -35,6 +35,7 @@ enum HrOp : int32_t {
   HR_TOKEN_MASK,
   HR_LINEAR_PACKED,
   HR_EMBEDDING_PACKED,
+  HR_LINEAR_GATED,
   HR_NUM_OPS,
 };
 
@@ -175,6 +176,12 @@ struct HrGatedAct {
   int64_t width;
   int32_t kind;         // 0: SiLU, 1: GELU by tanh
   int32_t dtype;
+};
+
+// A linear and the gated_act that alone reads its output, which need not be written: out is room for it.
+struct HrLinearGated {
+  HrLinear linear;
+  HrGatedAct act;  // its rows are those of the linear
 };
 
 // x = cap * tanh(x / cap)

@@ -83,16 +83,17 @@ inline __mmask16 lanes_within(int64_t i, int64_t first, int64_t last) {
 template <int DIGITS>
 Softmax weigh(const float* scores, int64_t first, int64_t last, int64_t padded, float scale, uint16_t* to) {
   __m512 tops = _mm512_set1_ps(-__builtin_inff());
-  for (int64_t i = first / kTile * kTile; i < last; i += kTile)
-    tops = _mm512_mask_max_ps(tops, lanes_within(i, first, last), _mm512_loadu_ps(scores + i), tops);
+  for (int64_t i = first; i < last; i += kTile)
+    tops = _mm512_mask_max_ps(tops, lanes_within(i, i, last), _mm512_loadu_ps(scores + i), tops);
   const float top = _mm512_reduce_max_ps(tops) * scale;
   const __m512 factor = _mm512_set1_ps(scale * 1.44269504f), shift = _mm512_set1_ps(top * 1.44269504f);
   __m512 sums = _mm512_setzero_ps();
   const auto weights_at = [&](int64_t i) {
-    const __mmask16 lanes = lanes_within(i, first, last);
+    const bool is_within = first <= i && i + kTile <= last;
+    const __mmask16 lanes = is_within ? (__mmask16)0xffff : lanes_within(i, first, last);
     if (lanes == 0) return _mm512_setzero_ps();
     const __m512 found = power_of_2(_mm512_fmsub_ps(_mm512_loadu_ps(scores + i), factor, shift));
-    const __m512 weights = _mm512_maskz_mov_ps(lanes, found);
+    const __m512 weights = is_within ? found : _mm512_maskz_mov_ps(lanes, found);
     sums = _mm512_add_ps(sums, weights);
     return weights;
   };

@@ -21,6 +21,7 @@ void draw(const void* args, Team& team);
 void token_mask(const void* args, Team& team);
 void linear_packed(const void* args, Team& team);
 void embedding_packed(const void* args, Team& team);
+void linear_gated(const void* args, Team& team);
 
 }  // namespace HR_ISA
 }  // namespace hr

@@ -5,7 +5,7 @@
 #include "kernels.h"
 #include "panels.h"
 #if defined(__AMX_BF16__)
-#include "tiles.h"
+#include "linear_tiles.h"
 #endif
 
 namespace hr {
@@ -195,149 +195,10 @@ void many_rows(const HrLinear& a, const T* w, int64_t panel_stride, int64_t colu
   }
 }
 
-#if defined(__AMX_BF16__)
-// bf16 rows times bf16 panels by tiles: 16 rows of x by 32 inputs, and 32 inputs of a panel, which lies in memory as a
-// tile wants it. Four tiles of sums, two by two, read every tile of x and of weights for two products.
-constexpr int kTileInputs = 32;
-
-// Tiles 0 to 3: sums of (upper rows, first panel), (upper, second), (lower, first), (lower, second); 4 and 5: x; 6 and
-// 7: panels. Tiles of no rows may not be used.
-void configure_tiles(int64_t upper, int64_t lower) {
-  TileConfig config;
-  const int64_t rows[8] = {upper, upper, lower, lower, upper, lower, kTile, kTile};
-  for (int tile = 0; tile < 8; ++tile) config.set(tile, rows[tile], 64);
-  config.load();
-}
-
-// Sums that wait to be written: a product of tiles leaves the other units of a core idle, so that those of the block
-// before are added to the bias, rounded and stored meanwhile.
-struct WaitingSums {
-  static constexpr int64_t kStride = 2 * kPanel;
-  static constexpr int64_t kFloats = 2 * kTile * kStride;  // of one block
-
-  Target target;
-  float* sums = nullptr;
-  int64_t row = 0, column = 0, next = 0, end = 0;  // rows of the block
-
-  explicit WaitingSums(const HrLinear& a) : target{&a, nullptr, true, true} {}
-
-  void put_row() {
-    const HrLinear& a = *target.args;
-    const float* from = sums + next * kStride;
-    if (a.out_dtype == HR_BF16 && a.bias == nullptr && column + kStride <= a.num_outputs) {
-      const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + kPanel), _mm512_loadu_ps(from));
-      _mm512_storeu_si512((Bf16*)a.out + (row + next) * a.out_stride + column, (__m512i)both);
-      ++next;
-      return;
-    }
-    Vec found[1][2 * kPanelVecs];
-    for (int i = 0; i < 2 * kPanelVecs; ++i) found[0][i] = load(sums + next * kStride + i * kLanes);
-    end_sums<1, 2>(target, row + next, 0, column, 0, found);
-    ++next;
-  }
-  void put_some() {
-    for (int i = 0; i < kRowsAStep && next < end; ++i) put_row();
-  }
-  void put_all() {
-    while (next < end) put_row();
-  }
-
-  static constexpr int kRowsAStep = 2;
-};
-
-// A line of an output's row that will be written, so that the store need not wait for it.
-void fetch_output(const HrLinear& a, int64_t row, int64_t column) {
-  const int64_t size = a.out_dtype == HR_F32 ? 4 : 2;
-  const char* line = (const char*)a.out + (row * a.out_stride + column) * size;
-  __asm__ volatile("prefetchw %0" ::"m"(*line));
-  if (size == 4) __builtin_prefetch(line + 64, 1);
-}
-
-// Up to 32 rows times one or two panels.
-void multiply_tiles(const HrLinear& a, int64_t row, int64_t rows, int64_t column, const Bf16* w, int64_t panel_stride,
-                    bool has_second, float* sums, WaitingSums& waiting) {
-  const Bf16* x = (const Bf16*)a.x + row * a.x_stride;
-  const int64_t x_bytes = a.x_stride * 2;
-  const bool has_lower = rows > kTile;
-  int64_t fetched = 0;
-  _tile_zero(0);
-  if (has_second) _tile_zero(1);
-  if (has_lower) _tile_zero(2);
-  if (has_lower && has_second) _tile_zero(3);
-  for (int64_t k = 0; k < a.num_inputs; k += kTileInputs) {
-    _tile_loadd(4, x + k, x_bytes);
-    _tile_loadd(6, w + k * kPanel, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    if (has_second) {
-      _tile_loadd(7, w + panel_stride + k * kPanel, 64);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if (has_lower) {
-      _tile_loadd(5, x + kTile * a.x_stride + k, x_bytes);
-      _tile_dpbf16ps(2, 5, 6);
-      if (has_second) _tile_dpbf16ps(3, 5, 7);
-    }
-    waiting.put_some();
-    for (int i = 0; i < WaitingSums::kRowsAStep && fetched < rows; ++i) fetch_output(a, row + fetched++, column);
-  }
-  waiting.put_all();
-  constexpr int64_t sums_bytes = WaitingSums::kStride * 4;
-  _tile_stored(0, sums, sums_bytes);
-  if (has_second) _tile_stored(1, sums + kPanel, sums_bytes);
-  if (has_lower) _tile_stored(2, sums + kTile * 2 * kPanel, sums_bytes);
-  if (has_lower && has_second) _tile_stored(3, sums + kTile * 2 * kPanel + kPanel, sums_bytes);
-  tiles_stored();
-  waiting.sums = sums;
-  waiting.row = row;
-  waiting.column = column;
-  waiting.next = 0;
-  waiting.end = rows;
-}
-
-// Rows that are multiplied with one pair of panels after another, few enough to stay in the second-level cache.
-struct RowGroups {
-  int64_t count, rows_each;
-  explicit RowGroups(const HrLinear& a) {
-    constexpr int64_t bytes = 5 << 18, step = 2 * kTile;
-    const int64_t groups = ceil_div(a.rows * a.num_inputs * (int64_t)sizeof(Bf16), bytes);
-    rows_each = ceil_div(ceil_div(a.rows, groups), step) * step;
-    count = ceil_div(a.rows, rows_each);
-  }
-};
-
-void run_tiles(const HrLinear& a, Team& team) {
-  const int64_t stride = panel_elements((const Bf16*)nullptr, a.num_inputs);
-  const int64_t num_panels = ceil_div(a.num_outputs, kPanel), num_pairs = ceil_div(num_panels, 2);
-  const RowGroups groups(a);
-  float* sums = (float*)team.scratch(2 * WaitingSums::kFloats * sizeof(float));
-  float* other = sums + WaitingSums::kFloats;
-  WaitingSums waiting(a);
-  int64_t configured = -1;
-  const int64_t all = groups.count * num_pairs;
-  for (int64_t piece; (piece = team.take(all)) < all;) {
-    const int64_t panel = piece % num_pairs * 2, first = piece / num_pairs * groups.rows_each;
-    const int64_t end = min64(first + groups.rows_each, a.rows);
-    const Bf16* w = (const Bf16*)a.weight + panel * stride;
-    for (int64_t row = first; row < end; row += 2 * kTile) {
-      const int64_t rows = min64(2 * kTile, end - row), lower = max64(0, rows - kTile);
-      if (rows != configured) configure_tiles(rows - lower, lower);
-      configured = rows;
-      multiply_tiles(a, row, rows, panel * kPanel, w, stride, panel + 1 < num_panels, sums, waiting);
-      float* done = sums;
-      sums = other;
-      other = done;
-    }
-  }
-  waiting.put_all();
-  if (configured >= 0) _tile_release();
-}
-#endif
-
 template <typename T>
 void run(const HrLinear& a, Team& team) {
 #if defined(__AMX_BF16__)
-  if (std::is_same_v<T, Bf16> && a.x_dtype == HR_BF16 && a.num_inputs % kTileInputs == 0 && a.rows > 2)
-    return run_tiles(a, team);
+  if (std::is_same_v<T, Bf16> && fits_tiles(a)) return run_tiles(a, team);
 #endif
   const int64_t stride = panel_elements((const T*)nullptr, a.num_inputs);
   const int64_t num_panels = ceil_div(a.num_outputs, kPanel), num_chunks = ceil_div(num_panels, kChunkPanels);
@@ -369,6 +230,19 @@ void linear(const void* args, Team& team) {
   const HrLinear& a = *(const HrLinear*)args;
   if (a.rows == 0) return;
   with_type(a.weight_dtype, [&](auto* type) { run<std::remove_pointer_t<decltype(type)>>(a, team); });
+}
+
+void linear_gated(const void* args, Team& team) {
+  const HrLinearGated& a = *(const HrLinearGated*)args;
+  if (a.linear.rows == 0) return;
+  HrGatedAct act = a.act;
+  act.rows = a.linear.rows;
+#if defined(__AMX_BF16__)
+  if (fits_gated_tiles(a)) return run_gated_tiles(a.linear, act, team);
+#endif
+  linear(&a.linear, team);
+  team.barrier();
+  gated_act(&act, team);
 }
 
 void pack_weight(const void* args, Team& team) {

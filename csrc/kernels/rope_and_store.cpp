@@ -1,4 +1,6 @@
 // rope_and_store: query and key norms, rotary embedding (Su et al.), keys and values into the paged cache.
+#include <initializer_list>
+
 #include "kernels.h"
 #include "quantized_cache.h"
 #include "vec.h"
@@ -72,12 +74,28 @@ void put_quantized(const HrRopeAndStore& a, const T* head, const HrCache& cache,
                word_at(cache, block, index, place));
 }
 
+// Asks for the cache's lines of a token that comes soon: a store waits for its line, and few wait at a time.
+template <typename C>
+void fetch_slots(const HrRopeAndStore& a, int64_t slot) {
+  const int64_t block = slot / a.block_size, place = slot % a.block_size;
+  for (const HrCache* cache : {&a.keys, &a.values})
+    for (int64_t h = 0; h < a.num_kv_heads; ++h) {
+      const C* to = (const C*)cache->data + block * cache->block_stride + h * cache->head_stride + place * cache->token_stride;
+      for (int64_t i = 0; i < a.head_dim; i += 64 / (int64_t)sizeof(C)) __builtin_prefetch(to + i, 1);
+    }
+}
+
+constexpr int64_t kTokensAhead = 4;
+
 template <typename T, typename C>
 void run(const HrRopeAndStore& a, Team& team) {
   const int64_t dim = a.head_dim;
   const bool is_quantized = a.keys.words != nullptr;
   float* wide = is_quantized ? (float*)team.scratch((size_t)dim * sizeof(float)) : nullptr;
-  for (int64_t t = team.rank(); t < a.rows; t += team.size()) {
+  const int64_t end = a.rows * (team.rank() + 1) / team.size();
+  for (int64_t t = a.rows * team.rank() / team.size(); t < end; ++t) {
+    if (!is_quantized && t + kTokensAhead < end && a.slot_mapping[t + kTokensAhead] >= 0)
+      fetch_slots<C>(a, a.slot_mapping[t + kTokensAhead]);
     T* row = (T*)a.qkv + t * a.qkv_stride;
     T* keys = row + a.num_heads * dim;
     T* values = keys + a.num_kv_heads * dim;

@@ -20,6 +20,7 @@ const KernelTable& table() {
       token_mask,
       linear_packed,
       embedding_packed,
+      linear_gated,
   }};
   return all;
 }

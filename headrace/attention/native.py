@@ -10,4 +10,4 @@ class NativeBackend(ReferenceBackend):
     """See ``AttentionBackend``. An item's keys and values are packed once for all its rows: many rows share that work,
     and a split's worth of keys leaves room for it in a core's cache."""
 
-    tiling = Tiling(tile_rows=128, kv_split_tokens=512, short_rows=1, short_split_tokens=512)
+    tiling = Tiling(tile_rows=256, kv_split_tokens=1024, short_rows=1, short_split_tokens=512)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from headrace.kernels.native.attention import plan_address
+from headrace.kernels.native.gated_linears import Filled, merge_gated
 from headrace.kernels.native.library import library
 from headrace.kernels.native.structs import OP_NUMBERS, Call, Patch
 from headrace.kernels.op_plan import Batch, OpCall, OpPlan
@@ -82,22 +83,33 @@ class Program:
 def _compile(
     members: Sequence[OpCall], values: Sequence[Any], addresses: ctypes.Array[ctypes.c_void_p]
 ) -> _NativeRun:
-    calls = (Call * len(members))()
+    filled = merge_gated([_filled(member, values, addresses) for member in members])
+    calls = (Call * len(filled))()
     kept: list[Any] = []
-    for call, member in zip(calls, members, strict=True):
-        fill = _args_function(member.op)
-        assert fill is not None
-        args = fill(*_arguments(member, values))
-        names = list(inspect.signature(member.op).parameters)
-        patches = (Patch * len(member.symbols))()
-        for patch, (place, index) in zip(patches, member.symbols, strict=True):
-            name = names[place]
-            patch.offset, patch.value = getattr(type(args), name).offset, index
-            patch.bytes = getattr(args, name) - (addresses[index] or 0)
-        call.op, call.num_patches = OP_NUMBERS[type(args)], len(patches)
-        call.args, call.patches = ctypes.addressof(args), patches
-        kept += (args, patches)
+    for call, one in zip(calls, filled, strict=True):
+        patches = (Patch * len(one.patches))()
+        for patch, (offset, value, num_bytes) in zip(patches, one.patches, strict=True):
+            patch.offset, patch.value, patch.bytes = offset, value, num_bytes
+        call.op, call.num_patches = OP_NUMBERS[type(one.args)], len(patches)
+        call.args, call.patches = ctypes.addressof(one.args), patches
+        kept += (one.args, patches)
     return _NativeRun(calls, kept)
+
+
+def _filled(member: OpCall, values: Sequence[Any], addresses: ctypes.Array[ctypes.c_void_p]) -> Filled:
+    fill = _args_function(member.op)
+    assert fill is not None
+    args = fill(*_arguments(member, values))
+    names = list(inspect.signature(member.op).parameters)
+    patches = [
+        (
+            getattr(type(args), names[place]).offset,
+            index,
+            getattr(args, names[place]) - (addresses[index] or 0),
+        )
+        for place, index in member.symbols
+    ]
+    return Filled(args, tuple(patches))
 
 
 def _arguments(call: OpCall, values: Sequence[Any]) -> list[Any]:

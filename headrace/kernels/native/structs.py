@@ -203,6 +203,12 @@ class GatedActArgs(ctypes.Structure):
     ]
 
 
+class LinearGatedArgs(ctypes.Structure):
+    """``HrLinearGated``."""
+
+    _fields_ = [("linear", LinearArgs), ("act", GatedActArgs)]
+
+
 class SoftCapArgs(ctypes.Structure):
     """``HrSoftCap``."""
 
@@ -360,6 +366,7 @@ OPS: tuple[type[ctypes.Structure], ...] = (
     TokenMaskArgs,
     LinearPackedArgs,
     EmbeddingPackedArgs,
+    LinearGatedArgs,
 )
 """The struct of each op, in the order of ``HrOp``."""
 
