@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from headrace.config import DEFAULT_SEATS, DEFAULT_STALL_MS, DEFAULT_STEP_TOKENS, EngineConfig
-from headrace.core.cascade_floor import DEFAULT_FLOOR, CascadeFloor
+from headrace.core.cascade_floor import CascadeFloor
 from headrace.core.kv_cache_spec import KVCacheSpec
 
 LARGE_GPU_BYTES = 70 << 30
@@ -19,6 +19,10 @@ LARGE_GPU_STEP_TOKENS = 8192
 GPU_FLOOR = CascadeFloor(tokens=24_000, tokens_per_request=200, tokens_per_own_token=0.6)
 """Of cascade, fitted to a grid of 200 points on one H200 (``benchmarks/kernels/bench_cascade.py --grid``; 32 query and
 8 KV heads of 128 in bf16): what it lets pass was at least 1.03x as fast as each request reading for itself."""
+CPU_FLOOR = CascadeFloor(tokens=1024, tokens_per_request=100)
+"""Nothing is launched there: of twelve mixes of shared and own tokens and requests, those that reach it decoded 1.03 to
+1.24 times as fast on two cores, in bf16 and with 4-bit weights (``benchmarks/prefix/bench_cascade_cpu.py``)."""
+
 GPU_FLOOR_TOKEN_BYTES = 4096
 """KV of one token in one layer there."""
 
@@ -58,7 +62,7 @@ def cascade_floor(
 
     On a GPU the fixed part is a time, about 23 us, in which it would read the more tokens the fewer bytes a token has
     (fewer KV heads, a part of them on each rank, quantized KV). The others are taken as shares of reading: what is done
-    for a request's rows shrinks with a rank's heads as its KV does. A CPU's kernels keep the plain floor.
+    for a request's rows shrinks with a rank's heads as its KV does. A CPU has a floor of its own.
 
     Args:
         device: the user's word.
@@ -68,7 +72,7 @@ def cascade_floor(
     from headrace.platforms.base import device_type
 
     if device_type(device) == "cpu":
-        return DEFAULT_FLOOR
+        return CPU_FLOOR
     token_bytes = specs[0].bytes_per_block / (len(specs[0].layer_ids) * block_size)
     return dataclasses.replace(GPU_FLOOR, tokens=GPU_FLOOR.tokens * GPU_FLOOR_TOKEN_BYTES / token_bytes)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headrace.config import EngineConfig, SchedulerConfig
-from headrace.core.cascade_floor import DEFAULT_FLOOR, CascadeFloor
+from headrace.core.cascade_floor import CascadeFloor
 from headrace.core.kv_cache_spec import KVCacheSpec
-from headrace.engine.device_defaults import cascade_floor, with_device_defaults
+from headrace.engine.device_defaults import CPU_FLOOR, cascade_floor, with_device_defaults
 from headrace.errors import ConfigError
 from headrace.platforms import base, cuda
 
@@ -90,4 +90,10 @@ def test_a_gpu_needs_more_tokens_spared_where_they_are_small(
 
 
 def test_a_cpu_keeps_the_plain_floor_of_cascade() -> None:
-    assert cascade_floor("cpu", [KVCacheSpec("full", (0,), 64)], 16) == DEFAULT_FLOOR == CascadeFloor(8192)
+    assert cascade_floor("cpu", [KVCacheSpec("full", (0,), 64)], 16) == CPU_FLOOR
+
+
+def test_what_a_cpu_reads_together() -> None:
+    """As measured: a few requests are not worth it; from sixteen on 256 shared tokens are."""
+    assert not CPU_FLOOR.is_reached(512, 4, 256) and not CPU_FLOOR.is_reached(256, 8, 512)
+    assert CPU_FLOOR.is_reached(512, 8, 4096) and CPU_FLOOR.is_reached(256, 16, 1024)
