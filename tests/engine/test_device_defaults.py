@@ -95,5 +95,5 @@ def test_a_cpu_keeps_the_plain_floor_of_cascade() -> None:
 
 def test_what_a_cpu_reads_together() -> None:
     """As measured: a few requests are not worth it; from sixteen on 256 shared tokens are."""
-    assert not CPU_FLOOR.is_reached(512, 4, 256) and not CPU_FLOOR.is_reached(256, 8, 512)
+    assert not CPU_FLOOR.is_reached(256, 4, 256) and not CPU_FLOOR.is_reached(256, 8, 512)
     assert CPU_FLOOR.is_reached(512, 8, 4096) and CPU_FLOOR.is_reached(256, 16, 1024)
