@@ -70,7 +70,7 @@ def read_gguf_config(
         bos_token_id=bos,
         eos_token_ids=eos,
         pad_token_id=pad,
-        torch_dtype=None,
+        torch_dtype=_stored_dtype(tensor_names),
         quantization={"quant_method": "gguf", "file_type": metadata.get("general.file_type")},
         raw={key: value for key, value in metadata.items() if isinstance(value, (str, int, float))},
     )
@@ -85,6 +85,14 @@ def _without_equal_lists(metadata: Mapping[str, Any], architecture: str) -> dict
         for key, value in metadata.items()
         if key.startswith(prefix)
     }
+
+
+def _stored_dtype(tensors: Collection[str]) -> str | None:
+    """ "bfloat16" where every matrix is stored so: whoever made the file means it to be computed so."""
+    if not isinstance(tensors, Mapping):
+        return None
+    types = {tensor.ggml_type.name for tensor in tensors.values() if len(tensor.shape) == 2}
+    return "bfloat16" if types == {"BF16"} else None
 
 
 def _vocab_size(metadata: Mapping[str, Any], tensor_names: Collection[str], fields: ConfigFields) -> int:

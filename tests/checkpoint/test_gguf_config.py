@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 from headrace.checkpoint import ModelArchitecture, load_architecture, resolve_model
+from headrace.checkpoint.gguf_file import GGUFTensor
+from headrace.checkpoint.gguf_types import GGMLType
 from headrace.checkpoint.model_config import RopeConfig, RopeScaling
 from headrace.errors import CheckpointError, UnsupportedModelError
 
@@ -23,7 +26,7 @@ BASE = {
 }
 
 
-def read(architecture: str, tensors: tuple[str, ...] = (), **changes: Any) -> ModelArchitecture:
+def read(architecture: str, tensors: Collection[str] = (), **changes: Any) -> ModelArchitecture:
     metadata = {f"{architecture}.{key}": value for key, value in BASE.items()}
     metadata["general.architecture"] = architecture
     for key, value in changes.items():
@@ -118,6 +121,19 @@ def test_refusals() -> None:
         read("llama", expert_count=8)
     with pytest.raises(CheckpointError, match=r"'general\.architecture' is missing"):
         ModelArchitecture.from_gguf({}, (), where="m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [(("BF16", "BF16"), "bfloat16"), (("BF16", "Q8_0"), None), (("F16", "F16"), None), ((), None)],
+)
+def test_matrices_of_bf16_are_computed_so(types: tuple[str, ...], expected: str | None) -> None:
+    """Norms are fp32 in every file; other types name no type to compute in."""
+    tensors = {"output_norm.weight": GGUFTensor("output_norm.weight", (32,), GGMLType.F32, 0, 128)}
+    for index, name in enumerate(types):
+        tensor = GGUFTensor(f"blk.{index}.ffn_up.weight", (64, 32), GGMLType[name], 0, 4096)
+        tensors[tensor.name] = tensor
+    assert read("llama", tensors).torch_dtype == expected
 
 
 def packaged(name: str) -> ModelArchitecture:
