@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=2 python benchmarks/core/bench_cost_model.py [--model smollm2]
 
-Runs the engine over one mix of prompts and streams to fit the model, then over other mixes (other batch sizes, prompt
-lengths, chunk sizes) with learning switched off, and prints the relative error of the predicted step time.
+Runs the engine over two mixes of prompts and streams to fit the model, then over other mixes (other batch sizes,
+prompt lengths, chunk sizes) and prints the relative error of the step time that was predicted before each step. The
+fit stays that of the first mixes; only the pace, which the last steps of a size tell, goes on. In brackets without it.
 """
 
 from __future__ import annotations
@@ -52,12 +53,41 @@ def run_mix(
             core.step()
 
 
-def summary(model: CostModel, seen: list[Observation]) -> str:
-    errors = sorted(abs(model.predict_ms(features) / ms - 1) for features, ms in seen)
-    at = lambda q: 100 * errors[min(len(errors) - 1, int(q * len(errors)))]  # noqa: E731
-    return (
-        f"{len(errors)} steps, relative error P50 {at(0.5):.1f} %, P90 {at(0.9):.1f} %, P99 {at(0.99):.1f} %"
-    )
+class Frozen(CostModel):
+    """What it was fitted to stays; the pace follows, if it is to."""
+
+    def __init__(self, seen: list[Observation], has_pace: bool) -> None:
+        super().__init__()
+        self._is_frozen = False
+        for features, ms in seen:
+            self.observe(features, ms)
+        self._is_frozen, self._has_pace = True, has_pace
+        self._pace = [0.0] * len(self._pace)
+
+    def errors(self, steps: list[Observation]) -> list[float]:
+        """Relative errors of predictions, each made before the step was seen."""
+        errors = []
+        for features, ms in steps:
+            errors.append(abs(self.predict_ms(features) / ms - 1))
+            if self._has_pace:
+                self.observe(features, ms)
+        return sorted(errors)
+
+    def _fit(self) -> None:
+        if not self._is_frozen:
+            super()._fit()
+
+
+def at(errors: list[float], share: float) -> float:
+    """Percentile in percent."""
+    return 100 * errors[min(len(errors) - 1, int(share * len(errors)))]
+
+
+def summary(errors: list[float], plain: list[float]) -> str:
+    parts = [
+        f"P{100 * share:.0f} {at(errors, share):.1f} [{at(plain, share):.1f}] %" for share in (0.5, 0.9, 0.99)
+    ]
+    return f"{len(errors)} steps, relative error {', '.join(parts)}"
 
 
 def main() -> None:
@@ -71,10 +101,9 @@ def main() -> None:
     core.scheduler.batching._cost_model = recorder  # type: ignore[union-attr]
     rng = random.Random(0)
     run_mix(core, rng, 60, (4, 700), 24, 3)
-    fitted = CostModel()
-    for features, ms in recorder.seen:
-        fitted.observe(features, ms)
-    print("fitted to:   ", summary(fitted, recorder.seen))
+    run_mix(core, rng, 60, (40, 120), 60, 16)
+    fitted, plain = (Frozen(recorder.seen, has_pace) for has_pace in (True, False))
+    pooled: tuple[list[float], list[float]] = ([], [])
     for label, count, prompts, outputs, wave in (
         ("many streams", 48, (4, 40), 40, 24),
         ("long prompts", 8, (900, 1500), 12, 2),
@@ -82,7 +111,11 @@ def main() -> None:
     ):
         recorder.seen.clear()
         run_mix(core, rng, count, prompts, outputs, wave)
-        print(f"{label:13s}", summary(fitted, recorder.seen))
+        found = fitted.errors(recorder.seen), plain.errors(recorder.seen)
+        print(f"{label:13s}", summary(*found))
+        for all_errors, errors in zip(pooled, found, strict=True):
+            all_errors += errors
+    print(f"{'all of them':13s}", summary(*(sorted(errors) for errors in pooled)))
     core.shutdown()
 
 

@@ -1,14 +1,20 @@
 """Predicts a step's time from what is in it, fitted online to the steps that were measured.
 
 The model is linear with non-negative coefficients in a few terms that grow with the step: a constant (weights read,
-launches), tokens (with hinges, because a matrix product over few rows costs as much as its weights' bytes), requests,
-sampled rows, KV tokens read, and query-key pairs. Fitting is weighted least squares on the relative error with slow
-forgetting; the normal equations are kept, so an observation costs microseconds and history costs nothing.
+launches), tokens (with hinges, because a matrix product over few rows costs as much as its weights' bytes, and with
+jumps, because kernels change and tiles are full at certain numbers of rows), requests, sampled rows, KV tokens read,
+and query-key pairs. Fitting is weighted least squares on the relative error with slow forgetting; the normal equations
+are kept, so an observation costs microseconds and history costs nothing.
+
+Beside that a device has its moods: neighbours, heat, weights that a cache keeps between small steps but not after a
+large one. They last for tens of steps, longer than a step and shorter than the fit's memory; so the last errors of
+steps of a like size correct the next prediction (the pace).
 """
 
 from __future__ import annotations
 
 import math
+from operator import mul
 
 import msgspec
 
@@ -17,7 +23,14 @@ CERTAIN_SAVED_TOKENS = 1 << 18
 rise together, and what the reads cost is then mistaken for what the requests do."""
 
 _HINGES = (8, 64)
-_NUM_TERMS = 7 + len(_HINGES)
+_JUMPS = (1, 2, 3, 4, 16, 32, 64)
+"""Tokens beyond which kernels do something else: one row, a few, then tiles of 16 and 32 and 64 rows."""
+_NUM_TERMS = 7 + len(_HINGES) + len(_JUMPS)
+_PACE_LIMITS = (4, 64)
+"""Tokens up to which steps have a pace of their own: what one size's steps tell says little of another's."""
+_PACE_GAIN = 0.4
+_PACE_MOST = 0.7
+"""Of the logarithm of an error: one step that took twice as long, as others do not, moves the pace by a third."""
 _FORGET = 0.998
 _MIN_OBSERVATIONS = 8
 _REFIT_EVERY = 8
@@ -68,6 +81,7 @@ class CostModel:
         self._gram = [[0.0] * _NUM_TERMS for _ in range(_NUM_TERMS)]
         self._moment = [0.0] * _NUM_TERMS
         self._coefficients = [0.0] * _NUM_TERMS
+        self._pace = [0.0] * (len(_PACE_LIMITS) + 1)  # logarithms
 
     @property
     def is_fitted(self) -> bool:
@@ -78,13 +92,14 @@ class CostModel:
         """Learn from a measured step; steps without a time are ignored."""
         if elapsed_ms <= 0 or not features.num_tokens:
             return
+        if self.is_fitted:
+            self._follow(features, elapsed_ms)
         terms = _terms(features)
         weight = 1.0 / (elapsed_ms * elapsed_ms)
         for i, a in enumerate(terms):
-            row = self._gram[i]
-            for j, b in enumerate(terms):
-                row[j] = row[j] * _FORGET + weight * a * b
-            self._moment[i] = self._moment[i] * _FORGET + weight * a * elapsed_ms
+            factor = weight * a
+            self._gram[i] = [g * _FORGET + factor * b for g, b in zip(self._gram[i], terms, strict=True)]
+            self._moment[i] = self._moment[i] * _FORGET + factor * elapsed_ms
         self.num_observations += 1
         self._num_long_observations += features.num_tokens > _HINGES[-1]
         if self.num_observations <= 2 * _MIN_OBSERVATIONS or self.num_observations % _REFIT_EVERY == 0:
@@ -92,7 +107,7 @@ class CostModel:
 
     def predict_ms(self, features: StepFeatures) -> float:
         """Expected time of a step in milliseconds; 0 before any fit."""
-        return sum(c * t for c, t in zip(self._coefficients, _terms(features), strict=True))
+        return self._usual_ms(features) * math.exp(self._pace[_size_of(features)])
 
     def prefers(self, shared: StepFeatures, apart: StepFeatures) -> bool:
         """True if reading shared spans once is expected to be no slower than each request reading for itself."""
@@ -121,7 +136,7 @@ class CostModel:
         """
         if self._num_long_observations < _MIN_OBSERVATIONS:
             return None
-        fixed_ms = self.predict_ms(_SMALLEST_STEP)
+        fixed_ms = self._usual_ms(_SMALLEST_STEP)
         _, per_token, _, _, per_read, per_pair, *_ = self._coefficients
         linear, square = (
             per_token + 1e-3 * per_read,
@@ -130,6 +145,17 @@ class CostModel:
         divisor = linear + math.sqrt(linear * linear + 4 * square * fixed_ms)
         return 2 * fixed_ms / divisor if divisor > 0 else math.inf
 
+    def _usual_ms(self, features: StepFeatures) -> float:
+        total: float = sum(map(mul, self._coefficients, _terms(features)))
+        return total
+
+    def _follow(self, features: StepFeatures, elapsed_ms: float) -> None:
+        """Let the pace of steps of this size follow the error of what was predicted for one."""
+        predicted = self.predict_ms(features)
+        if predicted > 0:
+            error = math.log(elapsed_ms / predicted)
+            self._pace[_size_of(features)] += _PACE_GAIN * max(-_PACE_MOST, min(_PACE_MOST, error))
+
     def _fit(self) -> None:
         """Non-negative least squares by coordinate descent on the normal equations, from the last solution."""
         coefficients, gram = self._coefficients, self._gram
@@ -137,8 +163,13 @@ class CostModel:
             for i, row in enumerate(gram):
                 if row[i] <= 0.0:
                     continue
-                others = sum(g * c for g, c in zip(row, coefficients, strict=True)) - row[i] * coefficients[i]
+                others = sum(map(mul, row, coefficients)) - row[i] * coefficients[i]
                 coefficients[i] = max(0.0, (self._moment[i] - others) / row[i])
+
+
+def _size_of(features: StepFeatures) -> int:
+    """Which pace a step has."""
+    return sum(features.num_tokens > limit for limit in _PACE_LIMITS)
 
 
 def _terms(features: StepFeatures) -> list[float]:
@@ -151,5 +182,6 @@ def _terms(features: StepFeatures) -> list[float]:
         features.kv_tokens_read * 1e-3,
         features.attention_pairs * 1e-6,
         features.num_shared_rows,
-        *(min(tokens, hinge) for hinge in _HINGES),
+        *[min(tokens, hinge) for hinge in _HINGES],
+        *[float(tokens > jump) for jump in _JUMPS],
     ]

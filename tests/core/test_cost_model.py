@@ -57,6 +57,53 @@ def test_follows_a_device_that_changes() -> None:
     assert abs(model.predict_ms(features) / (2 * device_ms(features)) - 1) < 0.15
 
 
+def decodes(rows: int) -> StepFeatures:
+    return StepFeatures(rows, rows, rows, 100 * rows, 100.0 * rows)
+
+
+def test_kernels_that_change_at_some_rows_are_followed() -> None:
+    """A step of four rows may take as long as one of sixteen, and one of seventeen half as long again."""
+    costs = {
+        1: 5.0,
+        2: 5.2,
+        3: 7.0,
+        4: 11.0,
+        5: 15.0,
+        12: 16.0,
+        16: 16.5,
+        17: 22.0,
+        30: 24.0,
+        33: 31.0,
+        40: 33.0,
+    }
+    rng, model = random.Random(0), CostModel()
+    for _ in range(600):
+        rows = rng.choice(list(costs))
+        model.observe(
+            StepFeatures(rows, rows, rows, 100 * rows, 100.0 * rows), costs[rows] * rng.uniform(0.97, 1.03)
+        )
+    for rows, cost in costs.items():
+        assert model.predict_ms(StepFeatures(rows, rows, rows, 100 * rows, 100.0 * rows)) == pytest.approx(
+            cost, rel=0.15
+        )
+
+
+def test_a_machine_that_is_slow_for_a_while() -> None:
+    """Steps of one size tell how the next of that size will go, within a few steps, and nothing of other sizes."""
+    model, rng = fitted(), random.Random(3)
+    decode, chunk = StepFeatures(2, 2, 2, 900, 900.0), StepFeatures(400, 3, 1, 900, 80_000.0)
+    usual = [model.predict_ms(features) for features in (decode, chunk)]
+    for _ in range(6):
+        model.observe(decode, 1.5 * usual[0] * rng.uniform(0.98, 1.02))
+    assert model.predict_ms(decode) == pytest.approx(1.5 * usual[0], rel=0.1)
+    assert model.predict_ms(chunk) == pytest.approx(usual[1], rel=0.1)
+    model.observe(decode, 50 * usual[0])
+    assert model.predict_ms(decode) < 1.5 * usual[0] * 1.5, "one step alone is not believed"
+    for _ in range(6):
+        model.observe(decode, usual[0])
+    assert model.predict_ms(decode) == pytest.approx(usual[0], rel=0.15)
+
+
 def test_max_chunk_is_the_largest_that_fits() -> None:
     model, base = fitted(), StepFeatures()
     for _ in range(16):
@@ -112,5 +159,5 @@ def test_tokens_that_cost_nothing_are_never_worth_a_step() -> None:
         model.observe(StepFeatures(num_tokens), 5.0)
     tokens = model.tokens_worth_a_step()
     assert tokens is not None and tokens > 10_000
-    model._coefficients = [5.0, *[0.0] * 8]
+    model._coefficients = [5.0, *[0.0] * (len(model._coefficients) - 1)]
     assert model.tokens_worth_a_step() == math.inf
