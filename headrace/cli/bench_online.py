@@ -16,6 +16,7 @@ from headrace.outputs import CompletionOutput, RequestOutput
 
 _LINE_BYTES = 1 << 20
 _REFUSED = 400
+_NO_ENTRY = (401, 403)
 
 
 class Server:
@@ -77,7 +78,10 @@ class Server:
             while header := (await reader.readline()).strip().lower():
                 is_chunked |= header.startswith(b"transfer-encoding:") and b"chunked" in header
             if status >= _REFUSED:
-                raise RequestError(f"the server answered {status}: {(await reader.read()).decode()!r:.300}")
+                hint = "; give its key with --api-key" if status in _NO_ENTRY else ""
+                raise RequestError(
+                    f"the server answered {status}: {(await reader.read()).decode(errors='replace')!r:.300}{hint}"
+                )
             async for line in _chunked(reader) if is_chunked else reader:
                 yield line
         finally:

@@ -53,7 +53,9 @@ def test_a_server_with_a_key(
     file.write_text('{"few": [{"prompt_ids": [5, 6], "output_len": 3}]}')
     bench = ["bench", "smollm2", str(file), "--base-url", server.base]
     assert run([*bench, "--api-key", "sesame", "--json"]) == 0
-    assert run(bench) == 2 and "401" in capsys.readouterr().err
+    assert run(bench) == 2
+    told = capsys.readouterr().err
+    assert "401" in told and "give its key with --api-key" in told
     assert run(["cache", "--url", server.base, "--api-key", "sesame", "--json"]) == 0
     assert run(["cache", "--url", server.base]) == 2
     told = capsys.readouterr().err
