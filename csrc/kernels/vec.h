@@ -65,7 +65,14 @@ static inline void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); 
 static inline Vec load(const Bf16* p) {
   HalfVec half;
   __builtin_memcpy(&half, p, sizeof(half));
+  // Not __builtin_convertvector, which GCC does in two halves that it takes apart and puts together again.
+#if defined(__AVX512F__)
+  return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)half), 16);
+#else
   return (Vec)(__builtin_convertvector(half, WordVec) << 16);
+#endif
 }
 
 // To the nearest, ties to even; NaN stays NaN.
