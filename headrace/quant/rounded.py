@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -27,7 +27,17 @@ class RoundedMethod(PackedMethod):
     def read(self, shard: Shard, home: WeightHome) -> AffineMatrix:
         if self.rounding.group_columns is not None:
             shard.check_groups(self.rounding.group_columns)
+        elif shard.num_columns < shard.shape[1]:
+            return self._read_of_whole_rows(shard, home)
         return round_weights(self.read_dense(shard, home), self.rounding)
+
+    def _read_of_whole_rows(self, shard: Shard, home: WeightHome) -> AffineMatrix:
+        """A rank's columns of rows with one scale each, which is that of the whole row: whatever the number of ranks,
+        the numbers are the same. It costs reading the whole rows."""
+        whole = replace(shard, columns=slice(0, shard.shape[1]))
+        rounded = round_weights(self.read_dense(whole, home), self.rounding)
+        codes = rounded.codes[:, shard.columns].contiguous()
+        return replace(rounded, codes=codes, group_columns=shard.num_columns)
 
     def read_dense(self, shard: Shard, home: WeightHome) -> Tensor:
         """The numbers as they are stored, not rounded."""
