@@ -90,9 +90,22 @@ struct Pieces {
   }
 };
 
+// Rows that are there for tiles of eight or sixteen rows to read and write, where there are fewer of x.
+int64_t padded_rows(int64_t rows) {
+#if defined(__AMX_INT8__)
+  if (rows > kFewestTileRows && rows < kTile) return rows <= kTile / 2 ? kTile / 2 : kTile;
+#endif
+  return rows;
+}
+
+// Rows whose sums nobody reads: zeros, because numbers by chance could be slow ones.
+void clear_rows(const QuantizedRows& x, int64_t first, int64_t end) {
+  for (int64_t i = first * x.num_blocks; i < end * x.num_blocks; ++i) x.scales[i] = x.sums[i] = 0;
+}
+
 void run_rounded(const HrLinearPacked& a, Team& team) {
   const HrPackedMatrix& m = *a.matrix;
-  const int64_t blocks = m.num_blocks, padded = blocks * kBlockColumns, most = min64(kRowsAtOnce, a.rows);
+  const int64_t blocks = m.num_blocks, padded = blocks * kBlockColumns, most = padded_rows(min64(kRowsAtOnce, a.rows));
   const bool is_double = a.input_bits == 16;
   Memory memory{(char*)team.scratch(2 * bytes_of<int8_t>(most * padded) + 2 * bytes_of<float>(most * blocks) +
                                     bytes_of<int32_t>(most * blocks * 2) + bytes_of<float>(padded) +
@@ -119,6 +132,7 @@ void run_rounded(const HrLinearPacked& a, Team& team) {
     if (rounded != first) {
       for (int64_t row = 0; row < count; ++row)
         quantize_row(wide_row(a, first + row, padded, wide), x, row);
+      clear_rows(x, count, padded_rows(count));
       rounded = first;
     }
     int64_t tile = piece % pieces.per_rows * pieces.tiles_each;
@@ -182,7 +196,7 @@ void run_digits(const HrLinearPacked& a, Team& team) {
 
 void run_float(const HrLinearPacked& a, Team& team) {
   const HrPackedMatrix& m = *a.matrix;
-  const int64_t blocks = m.num_blocks, padded = blocks * kBlockColumns, most = min64(kRowsAtOnce, a.rows);
+  const int64_t blocks = m.num_blocks, padded = blocks * kBlockColumns, most = padded_rows(min64(kRowsAtOnce, a.rows));
   const bool is_ready = a.x_dtype == HR_F32 && a.num_columns == padded;
   Memory memory{(char*)team.scratch(bytes_of<float>(is_ready ? 0 : most * padded) +
                                     bytes_of<float>(2 * padded * kTileRows) +

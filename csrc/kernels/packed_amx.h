@@ -145,28 +145,33 @@ void multiply_rows(const Pair& pair, const QuantizedRows& x, int64_t first_row, 
   for (int i = 0; i < ROWS; ++i) _mm512_storeu_ps(out + (first_row + i) * kPairOutputs, sum[i]);
 }
 
-// Groups of ROWS rows; the last one begins early enough to be whole, and finds some sums once more.
+// Groups of ROWS rows from ``row`` on; the last one begins early enough to be whole, and finds some sums once more. Fewer
+// than ROWS rows of x in all are one group, which reads the rows behind them.
 template <int BITS, int HALVES, bool HAS_MIN, bool IS_DOUBLE, int ROWS>
-void multiply_groups(const Pair& pair, const QuantizedRows& x, int64_t num_rows, float* out) {
+void multiply_groups(const Pair& pair, const QuantizedRows& x, int64_t row, int64_t num_rows, float* out) {
   configure_steps(ROWS, kBlockColumns / HALVES);
-  for (int64_t row = 0; row < num_rows; row += ROWS)
-    multiply_rows<BITS, HALVES, HAS_MIN, IS_DOUBLE, ROWS>(pair, x, min64(row, num_rows - ROWS), out);
+  for (; row < num_rows; row += ROWS)
+    multiply_rows<BITS, HALVES, HAS_MIN, IS_DOUBLE, ROWS>(pair, x, max64(0, min64(row, num_rows - ROWS)), out);
+}
+
+// Groups of 16, then one of the fewest rows that hold what is left: what a step costs grows with the rows of its group.
+template <int BITS, int HALVES, bool HAS_MIN, bool IS_DOUBLE>
+void multiply_all(const Pair& pair, const QuantizedRows& x, int64_t num_rows, float* out) {
+  const int64_t rest = num_rows % kTile, whole = rest > kTile / 2 ? num_rows : num_rows - rest;
+  if (whole > 0) multiply_groups<BITS, HALVES, HAS_MIN, IS_DOUBLE, kTile>(pair, x, 0, whole, out);
+  if (whole == num_rows) return;
+  if (rest > kFewestTileRows)
+    multiply_groups<BITS, HALVES, HAS_MIN, IS_DOUBLE, kTile / 2>(pair, x, whole, num_rows, out);
+  else
+    multiply_groups<BITS, HALVES, HAS_MIN, IS_DOUBLE, kFewestTileRows>(pair, x, whole, num_rows, out);
 }
 
 template <int BITS, int HALVES, bool HAS_MIN>
 void multiply_pair(const Pair& pair, const QuantizedRows& x, int64_t num_rows, float* out) {
-  const bool is_double = x.low_codes != nullptr;
-#define HR_GROUPS(ROWS)                                                                   \
-  is_double ? multiply_groups<BITS, HALVES, HAS_MIN, true, ROWS>(pair, x, num_rows, out)  \
-            : multiply_groups<BITS, HALVES, HAS_MIN, false, ROWS>(pair, x, num_rows, out)
-  if (num_rows >= 16) {
-    HR_GROUPS(16);
-  } else if (num_rows >= 8) {
-    HR_GROUPS(8);
-  } else {
-    HR_GROUPS(kFewestTileRows);
-  }
-#undef HR_GROUPS
+  if (x.low_codes != nullptr)
+    multiply_all<BITS, HALVES, HAS_MIN, true>(pair, x, num_rows, out);
+  else
+    multiply_all<BITS, HALVES, HAS_MIN, false>(pair, x, num_rows, out);
 }
 
 template <int BITS>

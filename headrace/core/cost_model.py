@@ -23,12 +23,12 @@ CERTAIN_SAVED_TOKENS = 1 << 18
 rise together, and what the reads cost is then mistaken for what the requests do."""
 
 _HINGES = (8, 64)
-_JUMPS = (1, 2, 3, 4, 16, 32, 64)
-"""Tokens beyond which kernels do something else: one row, a few, then tiles of 16 and 32 and 64 rows."""
+_JUMPS = (1, 2, 3, 4, 8, 16, 32, 64)
+"""Tokens beyond which kernels do something else: one row, a few, then tiles of 8, 16 and 32 and 64 rows."""
 _NUM_TERMS = 7 + len(_HINGES) + len(_JUMPS)
-_PACE_LIMITS = (4, 64)
+_PACE_LIMITS = (4, 16, 64)
 """Tokens up to which steps have a pace of their own: what one size's steps tell says little of another's."""
-_PACE_GAIN = 0.4
+_PACE_GAIN = 0.5
 _PACE_MOST = 0.7
 """Of the logarithm of an error: one step that took twice as long, as others do not, moves the pace by a third."""
 _FORGET = 0.998
