@@ -79,7 +79,8 @@ inline __mmask16 lanes_within(int64_t i, int64_t first, int64_t last) {
   return (__mmask16)(((1u << high) - 1) & ~((1u << low) - 1));
 }
 
-// exp(scale * score - the largest) of the scores [first, last), and 0 for the others of [0, padded), as a row of left factors.
+// exp(scale * score - the largest) of the scores [first, last), and 0 for the others of [0, padded), as a row of left
+// factors.
 template <int DIGITS>
 Softmax weigh(const float* scores, int64_t first, int64_t last, int64_t padded, float scale, uint16_t* to) {
   __m512 tops = _mm512_set1_ps(-__builtin_inff());
@@ -118,7 +119,8 @@ void split_keys(const Work& work, const TileSizes& sizes, uint16_t* to, float* s
     for (int digit = 0; digit < digits; ++digit) {
       transpose_panel(digit == 0 ? high : low, units, turned);
       for (int64_t step = 0; step < units / kTile; ++step)
-        __builtin_memcpy(tiles + (digits * step + digit) * kTileNumbers, turned + step * kTile * kTile, kTileNumbers * 2);
+        __builtin_memcpy(tiles + (digits * step + digit) * kTileNumbers, turned + step * kTile * kTile,
+                         kTileNumbers * 2);
     }
   };
   work.for_keys<C>(work.a.keys, 0, count, [&](int64_t s, const C* key) {
@@ -232,7 +234,8 @@ void tile_queries(const Work& work, int64_t first, int64_t count, const TileSize
   // One digit of a query is the query itself, unless it is scaled: then the scores are.
   const float scale = left == 1 ? work.a.scale : 1.0f;
   work.load_queries<T>(first, count, memory.rows, dim, left == 1 ? 1.0f : work.a.scale);
-  for (int64_t q = 0; q < count; ++q) split_left<left>(memory.rows + q * dim, dim, left_row(memory.queries, q, query_group));
+  for (int64_t q = 0; q < count; ++q)
+    split_left<left>(memory.rows + q * dim, dim, left_row(memory.queries, q, query_group));
   // Keys beyond the last one that any of the rows sees are left out of both products.
   int64_t last = 0;
   for (int64_t q = 0; q < count; ++q) last = max64(last, work.last_seen((first + q) / work.group));

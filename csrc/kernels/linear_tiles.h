@@ -1,7 +1,7 @@
 // bf16 rows times bf16 panels by tiles of AMX: 16 rows of x by 32 inputs, and 32 inputs of a panel, which lies in memory
-// as a tile wants it. Four tiles of sums: of many rows two by two, so that every tile of x and of weights is read for two
-// products; up to 16 rows, which wait for memory, are multiplied with four panels, because a core reads four streams at
-// once quicker than two.
+// as a tile wants it. Four tiles of sums: of many rows two by two, so that every tile of x and of weights is read for
+// two products; up to 16 rows, which wait for memory, are multiplied with four panels, because a core reads four streams
+// at once quicker than two.
 //
 // A product of tiles leaves the other units of a core idle, so that meanwhile the sums before are rounded and stored,
 // the lines that they go to are asked for, and so are the weights that come next.
@@ -24,7 +24,8 @@ constexpr int64_t kFewestTileRows = 3;
 constexpr int kRowsAStep = 2;  // of sums that are stored during a product
 
 bool fits_tiles(const HrLinear& a) {
-  return a.weight_dtype == HR_BF16 && a.x_dtype == HR_BF16 && a.num_inputs % kTileInputs == 0 && a.rows >= kFewestTileRows;
+  return a.weight_dtype == HR_BF16 && a.x_dtype == HR_BF16 && a.num_inputs % kTileInputs == 0 &&
+         a.rows >= kFewestTileRows;
 }
 
 bool fits_gated_tiles(const HrLinearGated& a) {
@@ -142,8 +143,8 @@ struct Beside {
   }
 };
 
-// Tiles for up to 16 rows: 0 to 3: sums of each panel; 4: x; 5 to 7: panels. For more: 0 to 3: sums of (upper rows, first
-// panel), (upper, second), (lower, first), (lower, second); 4 and 5: x; 6 and 7: panels.
+// Tiles for up to 16 rows: 0 to 3: sums of each panel; 4: x; 5 to 7: panels. For more: 0 to 3: sums of (upper rows,
+// first panel), (upper, second), (lower, first), (lower, second); 4 and 5: x; 6 and 7: panels.
 void configure_tiles(int64_t rows) {
   const int64_t upper = min64(rows, kTile), lower = rows > kTile ? rows - kTile : upper;
   TileConfig config;
@@ -273,7 +274,8 @@ int64_t panels_each(int64_t num_panels, int64_t most, int64_t num_threads) {
 }
 
 void run_tiles(const HrLinear& a, Team& team) {
-  const int64_t stride = panel_elements((const Bf16*)nullptr, a.num_inputs), num_panels = ceil_div(a.num_outputs, kPanel);
+  const int64_t stride = panel_elements((const Bf16*)nullptr, a.num_inputs);
+  const int64_t num_panels = ceil_div(a.num_outputs, kPanel);
   const int64_t each = a.rows <= kTile ? panels_each(num_panels, 4, team.size()) : 2;
   run_pieces(a, team, ceil_div(num_panels, each), each * kPanel, PutOutputs(a), [&](int64_t piece) {
     Panels panels{{}, min64(each, num_panels - piece * each), each * stride};

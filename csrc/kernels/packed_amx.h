@@ -145,8 +145,8 @@ void multiply_rows(const Pair& pair, const QuantizedRows& x, int64_t first_row, 
   for (int i = 0; i < ROWS; ++i) _mm512_storeu_ps(out + (first_row + i) * kPairOutputs, sum[i]);
 }
 
-// Groups of ROWS rows from ``row`` on; the last one begins early enough to be whole, and finds some sums once more. Fewer
-// than ROWS rows of x in all are one group, which reads the rows behind them.
+// Groups of ROWS rows from ``row`` on; the last one begins early enough to be whole, and finds some sums once more.
+// Fewer than ROWS rows of x in all are one group, which reads the rows behind them.
 template <int BITS, int HALVES, bool HAS_MIN, bool IS_DOUBLE, int ROWS>
 void multiply_groups(const Pair& pair, const QuantizedRows& x, int64_t row, int64_t num_rows, float* out) {
   configure_steps(ROWS, kBlockColumns / HALVES);
