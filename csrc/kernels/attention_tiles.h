@@ -195,10 +195,7 @@ void multiply_digits(const uint16_t* left, int64_t left_group, const uint16_t* r
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   };
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  clear_sums();
   for (int64_t step = 0; step < inputs / kTileInputs; ++step) {
     const int64_t at = step * LEFT * kTileNumbers, place = step * RIGHT * kTileNumbers;
     _tile_loadd(6, right + place, 64);

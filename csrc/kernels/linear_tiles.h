@@ -159,10 +159,7 @@ void multiply_few(const HrLinear& a, const TilePlace& place, const Panels& w, fl
   const Bf16* x = (const Bf16*)a.x + place.first * a.x_stride;
   const Bf16 *first = w.at[0], *second = w.at[1], *third = w.at[2], *fourth = w.at[3];
   const int64_t num_inputs = a.num_inputs, x_bytes = a.x_stride * 2, count = w.count;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  clear_sums();
   for (int64_t k = 0; k < num_inputs; k += kTileInputs) {
     _tile_loadd(4, x + k, x_bytes);
     _tile_loadd(5, first + k * kPanel, 64);
@@ -196,10 +193,7 @@ void multiply_many(const HrLinear& a, const TilePlace& place, const Panels& w, f
   const Bf16* x = (const Bf16*)a.x + place.first * a.x_stride;
   const Bf16 *first = w.at[0], *second = w.at[w.count - 1];
   const int64_t num_inputs = a.num_inputs, x_bytes = a.x_stride * 2;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  clear_sums();
   for (int64_t k = 0; k < num_inputs; k += kTileInputs) {
     _tile_loadd(4, x + k, x_bytes);
     _tile_loadd(6, first + k * kPanel, 64);

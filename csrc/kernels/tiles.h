@@ -22,6 +22,14 @@ struct alignas(64) TileConfig {
   void load() const { __asm__ volatile("ldtilecfg %0" ::"m"(*this)); }
 };
 
+// The four tiles that products are summed in.
+static inline void clear_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
 // After tiles were stored: the compiler does not know which memory they wrote.
 static inline void tiles_stored() { __asm__ volatile("" ::: "memory"); }
 

@@ -88,7 +88,7 @@ def _without_equal_lists(metadata: Mapping[str, Any], architecture: str) -> dict
 
 
 def _stored_dtype(tensors: Collection[str]) -> str | None:
-    """ "bfloat16" where every matrix is stored so: whoever made the file means it to be computed so."""
+    """The type bfloat16 where every matrix is stored so: whoever made the file means it to be computed so."""
     if not isinstance(tensors, Mapping):
         return None
     types = {tensor.ggml_type.name for tensor in tensors.values() if len(tensor.shape) == 2}

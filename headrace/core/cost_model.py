@@ -30,7 +30,7 @@ _PACE_LIMITS = (4, 16, 64)
 """Tokens up to which steps have a pace of their own: what one size's steps tell says little of another's."""
 _PACE_GAIN = 0.5
 _PACE_MOST = 0.7
-"""Of the logarithm of an error: one step that took twice as long, as others do not, moves the pace by a third."""
+"""Of the logarithm of an error: one step that took twice as long, as others do not, moves the pace by two fifths."""
 _FORGET = 0.998
 _MIN_OBSERVATIONS = 8
 _REFIT_EVERY = 8

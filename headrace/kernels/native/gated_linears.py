@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,12 +23,19 @@ class Filled:
     patches: tuple[tuple[int, int, int], ...]
 
 
-def merge_gated(calls: Sequence[Filled]) -> list[Filled]:
-    """The same calls, in which each linear whose output nothing but the gated_act behind it uses is one with it."""
+def merge_gated(calls: Sequence[Filled], kept: Set[int]) -> list[Filled]:
+    """The same calls, in which each linear whose output nothing but the gated_act behind it uses is one with it.
+
+    kept: indices of values that ops of other kinds use, be it in another native run or between two.
+    """
     uses = Counter(index for call in calls for index in {index for _, index, _ in call.patches})
     pairs = [pair for pair in pairwise(calls) if _is_pair(*pair)]
     num_paired = Counter(_value_of(act, "gate_up") for _, act in pairs)
-    shared = {value for value, count in num_paired.items() if value is None or uses[value] != 2 * count}
+    shared = {
+        value
+        for value, count in num_paired.items()
+        if value is None or value in kept or uses[value] != 2 * count
+    }
     merged = {id(linear): act for linear, act in pairs if _value_of(act, "gate_up") not in shared}
     return list(_with_merged(calls, merged))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -47,9 +47,15 @@ class Program:
         values = plan.values(batch)
         addresses = self._addresses(values)
         self._parts: list[_NativeRun | list[OpCall]] = []
+        kept = {
+            index
+            for call in plan.calls
+            if call.name not in ("linear", "gated_act")
+            for _, index in call.symbols
+        }
         for is_native, calls in groupby(plan.calls, key=lambda call: _args_function(call.op) is not None):
             members = list(calls)
-            self._parts.append(_compile(members, values, addresses) if is_native else members)
+            self._parts.append(_compile(members, values, addresses, kept) if is_native else members)
 
     @property
     def num_native_runs(self) -> int:
@@ -81,9 +87,12 @@ class Program:
 
 
 def _compile(
-    members: Sequence[OpCall], values: Sequence[Any], addresses: ctypes.Array[ctypes.c_void_p]
+    members: Sequence[OpCall],
+    values: Sequence[Any],
+    addresses: ctypes.Array[ctypes.c_void_p],
+    kept_values: Set[int],
 ) -> _NativeRun:
-    filled = merge_gated([_filled(member, values, addresses) for member in members])
+    filled = merge_gated([_filled(member, values, addresses) for member in members], kept_values)
     calls = (Call * len(filled))()
     kept: list[Any] = []
     for call, one in zip(calls, filled, strict=True):

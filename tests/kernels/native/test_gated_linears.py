@@ -21,7 +21,7 @@ NUM_INPUTS = 64
 class Model:
     """One gated layer. is_shared: what lies between linear and activation is read once more.
 
-    of_parts: gates and factors are linears of their own.
+    of_parts: gates and factors are linears of their own.  is_reduced: an op without a native form reads it afterwards.
     """
 
     def __init__(
@@ -31,11 +31,13 @@ class Model:
         kind: GatedActKind = "silu",
         is_shared: bool = False,
         of_parts: bool = False,
+        is_reduced: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(0)
         self.ops = Ops.for_device("cpu", "native")
         self.arena = Arena("cpu")
         self._width, self._kind, self._is_shared, self._of_parts = width, kind, is_shared, of_parts
+        self._is_reduced = is_reduced
         self._table = torch.randn(3, NUM_INPUTS, generator=generator).to(dtype)
         self._weight = (torch.randn(2 * width, NUM_INPUTS, generator=generator) / 8).to(dtype)
         self._packed = pack_weight(self._weight)
@@ -59,12 +61,15 @@ class Model:
             if self._is_shared:
                 self.ops.soft_cap(inner, 3.0)
                 self.ops.gated_act(inner, self._kind, activated)
+            if self._is_reduced:
+                self.ops.all_reduce(inner)
             self.ops.linear(activated, self._down, None, hidden)
         return hidden
 
 
 def ops_of(program: Program) -> list[int]:
-    return [call.op for part in program._parts for call in part.calls]  # type: ignore[union-attr]
+    runs = [part for part in program._parts if not isinstance(part, list)]
+    return [call.op for run in runs for call in run.calls]
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
@@ -81,7 +86,7 @@ def test_both_in_one(width: int, dtype: torch.dtype, kind: GatedActKind) -> None
         assert torch.equal(program.run(step(num_tokens)), expected)
 
 
-@pytest.mark.parametrize("options", [{"is_shared": True}, {"of_parts": True}])
+@pytest.mark.parametrize("options", [{"is_shared": True}, {"of_parts": True}, {"is_reduced": True}])
 def test_what_others_read_is_written(options: dict[str, bool]) -> None:
     model = Model(32, torch.bfloat16, **options)
     program = Program(record(model, step(5)), step(5))
