@@ -22,7 +22,7 @@ from headrace.kernels.triton import sampling
 from headrace.kernels.triton.activation import gated_act
 from headrace.kernels.triton.attention_tiles import LaunchShape
 from headrace.kernels.triton.embedding import embedding
-from headrace.kernels.triton.linear import GemvShape, SkinnyShape, cublas, gemv, linear, skinny
+from headrace.kernels.triton.linear import GemvShape, cublas, gemv, linear
 from headrace.kernels.triton.norm import add_rms_norm
 from headrace.kernels.triton.penalties import apply_penalties
 from headrace.kernels.triton.rope_and_store import rope_and_store
@@ -86,29 +86,6 @@ GEMV_SHAPES = [
     GemvShape(2, 2048, 4),
     GemvShape(16, 512, 4),
 ]
-# {rows: tiles of (block_t, block_n, block_k, stages, warps[, splits[, prefetch_bytes]])}
-SKINNY_SHAPES = {
-    rows: [SkinnyShape(*numbers) for numbers in tiles]
-    for rows, tiles in {
-        8: [
-            (16, 32, 256, 4, 4),
-            (16, 32, 256, 4, 4, 1, 0),
-            (16, 16, 256, 5, 4),
-            (16, 32, 128, 6, 4),
-            (16, 64, 128, 5, 4),
-        ],
-        16: [(16, 32, 256, 4, 4), (16, 16, 256, 5, 4)],
-        32: [(32, 32, 128, 4, 4), (32, 64, 128, 4, 4), (32, 64, 128, 4, 4, 4), (32, 128, 64, 5, 4, 4)],
-        64: [
-            (64, 64, 128, 3, 4),
-            (64, 128, 64, 5, 4),
-            (64, 128, 128, 4, 8),
-            (64, 64, 128, 3, 4, 2),
-            (64, 128, 64, 5, 4, 4),
-            (64, 128, 128, 4, 8, 4),
-        ],
-    }.items()
-}
 
 
 def linear_cases() -> Iterator[Case]:
@@ -119,8 +96,6 @@ def linear_cases() -> Iterator[Case]:
                 ways: dict[str, Callable[..., None]] = {"cublas": cublas}
                 if rows == 1:
                     ways |= {_text(shape): partial(gemv, shape=shape) for shape in GEMV_SHAPES}
-                shapes = SKINNY_SHAPES[8][:1] if rows == 1 else SKINNY_SHAPES.get(rows, [])
-                ways |= {_text(shape): partial(skinny, shape=shape) for shape in shapes}
                 for variant, way in ways.items():
                     yield Case(
                         group="linear",
@@ -133,9 +108,8 @@ def linear_cases() -> Iterator[Case]:
                     )
 
 
-def _text(shape: GemvShape | SkinnyShape) -> str:
-    numbers = ",".join(str(getattr(shape, name)) for name in shape.__slots__)
-    return f"{'gemv' if isinstance(shape, GemvShape) else 'skinny'}({numbers})"
+def _text(shape: GemvShape) -> str:
+    return f"gemv({shape.block_n},{shape.block_k},{shape.num_warps})"
 
 
 def _linear_work(

@@ -16,7 +16,7 @@ from headrace.attention.triton import TritonBackend
 from headrace.kernels.triton.activation import gated_act
 from headrace.kernels.triton.attention import attention
 from headrace.kernels.triton.embedding import embedding
-from headrace.kernels.triton.fused import gated_linear, linear_add, norm_gated_linear, norm_linear
+from headrace.kernels.triton.fused import linear_add, norm_gated_linear, norm_linear
 from headrace.kernels.triton.launch import launch_options
 from headrace.kernels.triton.linear import linear
 from headrace.kernels.triton.norm import add_rms_norm, rms_norm
@@ -41,7 +41,7 @@ class Step:
     """One token of ``batch`` requests of 1k tokens each, from ids to the next ids.
 
     Args:
-        is_fused: the fused ops instead of single ones.
+        is_fused: the fused ops instead of single ones; for a batch of one.
         layers: fewer than the model's, for compiling.
     """
 
@@ -105,18 +105,10 @@ class Step:
     def _fused_layer(self, layer: Layer, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
         b = self.buffers
         residual = b["residual"]
-        if self.batch == 1:
-            norm_linear(residual, self.norm, EPS, layer.qkv, None, b["qkv"])
-        else:
-            rms_norm(residual, self.norm, EPS, b["normed"])
-            linear(b["normed"], layer.qkv, None, b["qkv"])
+        norm_linear(residual, self.norm, EPS, layer.qkv, None, b["qkv"])
         self._attend(k_cache, v_cache)
         linear_add(b["attended"], layer.out, None, residual)
-        if self.batch == 1:
-            norm_gated_linear(residual, self.norm, EPS, layer.gate_up, None, "silu", b["act"])
-        else:
-            rms_norm(residual, self.norm, EPS, b["normed"])
-            gated_linear(b["normed"], layer.gate_up, None, "silu", b["act"])
+        norm_gated_linear(residual, self.norm, EPS, layer.gate_up, None, "silu", b["act"])
         linear_add(b["act"], layer.down, None, residual)
 
     def _attend(self, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
@@ -156,7 +148,6 @@ CONFIGS = [
         (1, False, True),
         (1, True, True),
         (8, False, True),
-        (8, True, True),
         (64, False, False),
         (64, False, True),
         (256, False, True),

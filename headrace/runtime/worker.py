@@ -364,7 +364,7 @@ class Worker:
             plan = load_kernels("reduce_fusion", self._device).fuse_reductions(plan, self._fused_reduce.op)
         fusion = load_kernels("fusion", self._device)
         is_windowed = any(self._arch.layer_windows)
-        fused: OpPlan = fusion.fuse(plan, num_tokens, self.dtype, is_windowed=is_windowed)
+        fused: OpPlan = fusion.fuse(plan, num_tokens, is_windowed=is_windowed)
         return fused
 
     def _size_kv_cache(self) -> int:

@@ -208,8 +208,8 @@ def test_layers_that_differ_are_left_alone() -> None:
 def test_layers_with_a_window_are_no_stack() -> None:
     """A stack reads every block from the first on; of a window's, the old ones belong to others by then."""
     plan = record(Model(Shape(), 2), make_batch(5, 2))
-    assert [call.name for call in fuse(plan, 1, HALF).calls] == ["embedding", "decode_stack", "add_rms_norm"]
-    assert "decode_stack" not in [call.name for call in fuse(plan, 1, HALF, is_windowed=True).calls]
+    assert [call.name for call in fuse(plan, 1).calls] == ["embedding", "decode_stack", "add_rms_norm"]
+    assert "decode_stack" not in [call.name for call in fuse(plan, 1, is_windowed=True).calls]
 
 
 def test_other_plans_are_left_alone() -> None:
@@ -237,4 +237,4 @@ def test_a_quantized_cache_is_no_stack() -> None:
     model.caches = [cache.layer_views(index) for index in range(shape.layers)]
     plan = record(model, make_batch(20, 4))
     assert stack_layers(plan) is None
-    assert fuse(plan, 1, HALF).calls
+    assert fuse(plan, 1).calls

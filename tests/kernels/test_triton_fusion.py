@@ -91,28 +91,28 @@ def names(plan: OpPlan) -> list[str]:
 
 
 LAYER_OF_ONE = ["norm_linear", "linear_add", "norm_gated_linear", "linear_add"]
-LAYER_OF_FEW = ["rms_norm", "linear", "linear_add", "rms_norm", "gated_linear", "linear_add"]
 
 
-@pytest.mark.parametrize(("rows", "layer"), [(1, LAYER_OF_ONE), (3, LAYER_OF_FEW)])
-def test_a_decoder_layer(rows: int, layer: list[str]) -> None:
-    model = Model()
-    plan = record(model, step(rows))
-    fused = fuse(plan, rows, HALF)
-    assert names(fused) == ["embedding", *layer, *layer, "rms_norm"]
-    expected = plan.replay(step(rows)).clone()
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_a_decoder_layer(dtype: torch.dtype) -> None:
+    plan = record(Model(dtype), step(1))
+    fused = fuse(plan, 1)
+    assert names(fused) == ["embedding", *LAYER_OF_ONE, *LAYER_OF_ONE, "rms_norm"]
+    expected = plan.replay(step(1)).clone()
     for buffer in fused.buffers:
-        buffer.rows(rows).fill_(torch.nan)
-    assert relative_error(fused.replay(step(rows)), expected) < 4e-3
+        buffer.rows(1).fill_(torch.nan)
+    assert relative_error(fused.replay(step(1)), expected) < 4e-3
 
 
-def test_many_rows_are_left_alone() -> None:
-    plan = record(Model(), step(40))
-    assert names(fuse(plan, 40, HALF)) == names(plan)
+@pytest.mark.parametrize("rows", [2, 8, 40])
+def test_more_rows_are_left_alone(rows: int) -> None:
+    """By being the same plan: then its graph is captured behind the first run."""
+    plan = record(Model(), step(rows))
+    assert fuse(plan, rows) is plan
 
 
 def test_what_is_read_again_is_kept() -> None:
-    fused = fuse(record(Model(reads_link=True), step(1)), 1, HALF)
+    fused = fuse(record(Model(reads_link=True), step(1)), 1)
     assert names(fused)[-3:] == ["linear", "add_rms_norm", "rms_norm"]
     assert names(fused)[1:5] == LAYER_OF_ONE
 
@@ -129,7 +129,7 @@ def test_parts_of_a_wider_buffer_are_not_links() -> None:
             self.ops.gated_act(gate_up, "silu", act)
             return act
 
-    assert names(fuse(record(Parts(), step(1)), 1, HALF)) == ["embedding", "linear", "linear", "gated_act"]
+    assert names(fuse(record(Parts(), step(1)), 1)) == ["embedding", "linear", "linear", "gated_act"]
 
 
 def test_no_tensors_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +138,7 @@ def test_no_tensors_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> bool:
         raise AssertionError("a tensor was compared")
 
-    plan = record(Model(), step(3))
+    plan = record(Model(), step(1))
     monkeypatch.setattr(torch.Tensor, "__eq__", fail)
     monkeypatch.setattr(torch.Tensor, "__ne__", fail)
-    assert len(fuse(plan, 3, HALF)) < len(plan)
-    assert fuse(plan, 40, HALF) is plan
+    assert len(fuse(plan, 1)) < len(plan)

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace.kernels.triton.linear import MAX_SKINNY_ROWS, linear
+from headrace.kernels.triton.linear import linear
 from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
 
 
@@ -37,7 +37,7 @@ def check(
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 2, MAX_SKINNY_ROWS, MAX_SKINNY_ROWS + 1])
+@pytest.mark.parametrize("rows", [0, 1, 2, 9])
 def test_linear(rows: int, has_bias: bool, dtype: torch.dtype) -> None:
     check(rows, 50, 96, dtype, has_bias=has_bias, col=5)
 

@@ -116,7 +116,7 @@ def make_runner(folder: Path, dtype: torch.dtype, parallel: ParallelState) -> tu
         max_tokens=MAX_TOKENS,
         max_requests=MAX_SEQS,
         sampling=sampling,
-        optimize=lambda plan, num_tokens: fuse(plan, num_tokens, dtype, is_windowed=is_windowed),
+        optimize=lambda plan, num_tokens: fuse(plan, num_tokens, is_windowed=is_windowed),
         capture=lambda body: body,
     )
     return runner, arch

@@ -1,7 +1,7 @@
-"""fuse: a recorded forward of a few tokens with neighbouring ops put into one where nothing else reads what links them.
+"""fuse: a recorded forward of one token with neighbouring ops put into one where nothing else reads what links them.
 
-A decoder layer's ten launches become seven for one token. The model knows nothing of it: only the flat list of calls of
-its ``OpPlan`` is rewritten.
+A decoder layer's ten launches become seven. The model knows nothing of it: only the flat list of calls of its
+``OpPlan`` is rewritten.
 """
 
 from __future__ import annotations
@@ -9,19 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from headrace.kernels.op_plan import OpCall, OpPlan, Symbol
 from headrace.kernels.triton.decode_stack import stack_layers
-from headrace.kernels.triton.fused import (
-    MAX_NORM_ROWS,
-    can_fuse,
-    gated_linear,
-    linear_add,
-    norm_gated_linear,
-    norm_linear,
-)
-from headrace.kernels.triton.linear import MAX_SKINNY_ROWS
+from headrace.kernels.triton.fused import can_fuse, gated_linear, linear_add, norm_gated_linear, norm_linear
 from headrace.kernels.triton.norm import rms_norm
 
 _OUTPUT_PLACES = {"embedding": 2, "rms_norm": 3, "add_rms_norm": 4, "gated_act": 2, "gated_linear": 4}
@@ -30,20 +20,20 @@ _OUTPUT_PLACES = {"embedding": 2, "rms_norm": 3, "add_rms_norm": 4, "gated_act":
 Rule = Callable[[OpCall, OpCall], "list[OpCall] | None"]
 
 
-def fuse(plan: OpPlan, num_rows: int, dtype: torch.dtype, *, is_windowed: bool = False) -> OpPlan:
+def fuse(plan: OpPlan, num_rows: int, *, is_windowed: bool = False) -> OpPlan:
     """A plan that gives the same, but for the order of sums, for steps of exactly ``num_rows`` tokens.
 
+    Of more than one token it is the plan itself: the library multiplies a few rows faster than kernels that do more.
+
     Args:
-        dtype: of the activations.
         is_windowed: some layer's attention has a window, which a decode stack does not know.
     """
-    if num_rows == 1 and not is_windowed:
-        stacked = stack_layers(plan)
-        if stacked is not None:
-            return stacked
-    if num_rows > MAX_SKINNY_ROWS:
+    if num_rows != 1:
         return plan
-    fuser = _Fuser(plan, num_rows, dtype)
+    stacked = None if is_windowed else stack_layers(plan)
+    if stacked is not None:
+        return stacked
+    fuser = _Fuser(plan)
     calls = list(plan.calls)
     for rule in (fuser.linear_then_add, fuser.linear_then_act, fuser.norm_then_linear):
         calls = fuser.rewrite(calls, rule)
@@ -53,9 +43,7 @@ def fuse(plan: OpPlan, num_rows: int, dtype: torch.dtype, *, is_windowed: bool =
 class _Fuser:
     """Rules for pairs of neighbours, and where they apply."""
 
-    def __init__(self, plan: OpPlan, num_rows: int, dtype: torch.dtype) -> None:
-        self._num_rows = num_rows
-        self._dtype = dtype
+    def __init__(self, plan: OpPlan) -> None:
         self._result = plan.result.name
         names = [buffer.name for buffer in plan.buffers]
         self._widths = {buffer.name: buffer.width for buffer in plan.buffers if names.count(buffer.name) == 1}
@@ -74,7 +62,7 @@ class _Fuser:
 
     def linear_then_add(self, first: OpCall, second: OpCall) -> list[OpCall] | None:
         """The residual takes the product at once; the norm is left alone."""
-        if first.name != "linear" or second.name != "add_rms_norm" or not self._can_fuse(first):
+        if first.name != "linear" or second.name != "add_rms_norm" or not can_fuse(first.args[1]):
             return None
         x, weight, bias, link, _ = first.args
         added, residual, norm, eps, out = second.args
@@ -87,7 +75,7 @@ class _Fuser:
 
     def linear_then_act(self, first: OpCall, second: OpCall) -> list[OpCall] | None:
         """The product is activated before it is stored."""
-        if first.name != "linear" or second.name != "gated_act" or not self._can_fuse(first):
+        if first.name != "linear" or second.name != "gated_act" or not can_fuse(first.args[1]):
             return None
         x, weight, bias, _, _ = first.args
         _, kind, out = second.args
@@ -95,19 +83,16 @@ class _Fuser:
 
     def norm_then_linear(self, first: OpCall, second: OpCall) -> list[OpCall] | None:
         """Every program of the product normalises for itself."""
-        if first.name != "rms_norm" or self._num_rows > MAX_NORM_ROWS:
+        if first.name != "rms_norm":
             return None
         x, norm, eps, link = first.args
         if second.args[0] != link:
             return None
-        if second.name == "linear" and self._can_fuse(second):
+        if second.name == "linear" and can_fuse(second.args[1]):
             return [_call("norm_linear", norm_linear, x, norm, eps, *second.args[1:])]
         if second.name == "gated_linear":
             return [_call("norm_gated_linear", norm_gated_linear, x, norm, eps, *second.args[1:])]
         return None
-
-    def _can_fuse(self, linear: OpCall) -> bool:
-        return can_fuse(self._num_rows, self._dtype, linear.args[1])
 
     def _is_link_dead(self, calls: Sequence[OpCall], index: int) -> bool:
         """Whether what call ``index`` writes is read by the next one and by none after it, before it is overwritten."""

@@ -2,7 +2,7 @@
 
 With programmatic dependent launch (compute capability 9 and up) a kernel may start while the one before it still runs.
 Every kernel here lets the next one start at once (``let_next_start``) and calls ``wait_for_previous`` before it touches
-anything that an earlier kernel wrote or reads: what stands before the wait (weights into the L2, table lookups of
+anything that an earlier kernel wrote or reads: what stands before the wait (loads of weights, table lookups of
 constants) overlaps with the previous kernel. A kernel that waits has waited for all before it, since each of them did.
 
 Triton compiles a kernel anew for integers that are 1 or multiples of 16 and for pointers that are aligned. Counts of
@@ -74,16 +74,3 @@ def wait_for_previous(PDL: tl.constexpr):
     """Wait until everything that earlier kernels wrote is there, and everything they read may be overwritten."""
     if PDL:
         gdc_wait()
-
-
-@triton.jit
-def prefetch_rows(pointers, NUM_BYTES: tl.constexpr):
-    """Ask for NUM_BYTES (a multiple of 16) at each of the 16-byte aligned pointers to come to the L2 cache."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; // dummy $0",
-        "=r,l,r",
-        [pointers, tl.full(pointers.shape, NUM_BYTES, tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

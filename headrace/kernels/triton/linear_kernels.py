@@ -1,10 +1,10 @@
-"""Kernels of ``linear`` for a few rows of x, where reading the weights is all the work, with what stands around it.
+"""The kernel of ``linear`` for one row of x, where reading the weights is all the work, with what stands around it.
 
 Before the product may stand an RMSNorm of x, after it the addition to the residual stream or the gated activation:
-with so little to compute, each kernel left out saves more than the work itself takes. Roundings are those of the ops
+with so little to compute, each launch left out saves more than the work itself takes. Roundings are those of the ops
 that are replaced.
 
-Legend: T rows of x, n outputs, K inputs.
+Legend: n outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import triton
 import triton.language as tl
 
 from headrace.kernels.triton.activation import activate
-from headrace.kernels.triton.launch import let_next_start, prefetch_rows, wait_for_previous
+from headrace.kernels.triton.launch import let_next_start, wait_for_previous
 
 
 @dataclass(frozen=True, slots=True)
 class LinearConfig:
-    """What a kernel is compiled for.
+    """What the kernel is compiled for.
 
     num_inputs: K.
     block_n, block_k: outputs of a program, and inputs of one round.
     gate: "silu" or "gelu_tanh": outputs j and n + j of the weights [2n, K] become act(y[j]) * y[n + j]; "" is none.
-    has_norm: x is normalised first (one row of x only).
+    has_norm: x is normalised first.
     adds: the outputs are added to what ``out`` holds.
     """
 
@@ -57,11 +57,6 @@ class LinearConfig:
         """Whether all rounds are whole."""
         return self.num_inputs % self.block_k == 0
 
-    def share(self, num_splits: int) -> int:
-        """Inputs of one split: whole rounds."""
-        rounds = -(-self.num_inputs // self.block_k)
-        return -(-rounds // num_splits) * self.block_k
-
     @property
     def last(self) -> int:
         """Where the last round begins."""
@@ -81,7 +76,7 @@ def _load_weights(start, k, in_rows, C: tl.constexpr):
 
 @triton.jit
 def _inverse_rms(x_ptr, eps, C: tl.constexpr):
-    """1 / sqrt(mean(x^2) + eps) of the one row of x."""
+    """1 / sqrt(mean(x^2) + eps) of x."""
     col = tl.arange(0, C.block_inputs)
     x = tl.load(x_ptr + col, mask=col < C.num_inputs, other=0.0).to(tl.float32)
     return tl.rsqrt(tl.sum(x * x, axis=0) / C.num_inputs + eps)
@@ -89,7 +84,7 @@ def _inverse_rms(x_ptr, eps, C: tl.constexpr):
 
 @triton.jit
 def _load_inputs(x_ptr, norm_ptr, scale, k, C: tl.constexpr):
-    """fp32 columns [k, k + block_k) of the one row of x, normalised if it has to be."""
+    """fp32 columns [k, k + block_k) of x, normalised if it has to be."""
     col = k + tl.arange(0, C.block_k)
     if C.is_even:
         x = tl.load(x_ptr + col).to(tl.float32)
@@ -112,8 +107,9 @@ def _multiply(acc, w, x, C: tl.constexpr):
 
 
 @triton.jit
-def _finish(y, up, bias_ptr, place, row, inside, out_ptr, n, C: tl.constexpr):
-    """Bias, activation and residual of outputs ``y`` (and ``up``), and the store. ``row`` broadcasts like ``y``."""
+def _finish(y, up, bias_ptr, row, inside, out_ptr, out_col, n, C: tl.constexpr):
+    """Bias, activation and residual of outputs ``y`` (and ``up``), and the store."""
+    place = out_col + row
     dtype = out_ptr.dtype.element_ty
     if C.has_bias:
         y += tl.load(bias_ptr + row, mask=inside, other=0.0).to(tl.float32)
@@ -167,79 +163,4 @@ def gemv_kernel(
     acc = _multiply(acc, w, x, C)
     if C.is_gated:
         up = _multiply(up, up_w, x, C)
-    _finish(tl.sum(acc, axis=1), tl.sum(up, axis=1), bias_ptr, out_col + row, row, in_rows, out_ptr, n, C)
-
-
-@triton.jit
-def _prefetch_weights(w_ptr, first, n, w_stride, C: tl.constexpr, NUM_BYTES: tl.constexpr):
-    """The first NUM_BYTES of a program's rows into the L2, in four pieces a row."""
-    row = tl.minimum(first + tl.arange(0, C.block_n), n - 1).to(tl.int64)
-    PIECE: tl.constexpr = NUM_BYTES // 4
-    start = w_ptr.to(tl.pointer_type(tl.uint8), bitcast=True)
-    row_bytes = row * w_stride * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
-    prefetch_rows(start + row_bytes[:, None] + tl.arange(0, 4)[None, :] * PIECE, PIECE)
-
-
-@triton.jit(do_not_specialize=["num_rows", "n", "out_col"])
-def skinny_kernel(
-    x_ptr, w_ptr, bias_ptr, out_ptr, num_rows, n, out_col, x_stride, w_stride, out_stride,
-    C: tl.constexpr, BLOCK_T: tl.constexpr, NUM_STAGES: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    PREFETCH_BYTES: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Up to BLOCK_T rows of x: the weights are the tall operand of the matrix units, x the narrow one.
-
-    With several splits each program has a part of the inputs, and ``out`` takes their fp32 sums [splits, T, n].
-    """
-    let_next_start(PDL)
-    first = tl.program_id(0) * C.block_n
-    row = first + tl.arange(0, C.block_n)
-    in_rows = row < n
-    token = tl.arange(0, BLOCK_T)
-    in_tokens = token < num_rows
-    w_start = w_ptr + row.to(tl.int64)[:, None] * w_stride
-    up_start = w_start
-    if C.is_gated:
-        up_start = w_start + n.to(tl.int64) * w_stride
-    x_start = x_ptr + token.to(tl.int64)[:, None] * x_stride
-    SHARE: tl.constexpr = C.share(NUM_SPLITS)
-    split = tl.program_id(1)
-    if PREFETCH_BYTES > 0:
-        _prefetch_weights(w_ptr + split * SHARE, first, n, w_stride, C, PREFETCH_BYTES)
-        if C.is_gated:
-            _prefetch_weights(w_ptr + n.to(tl.int64) * w_stride, first, n, w_stride, C, PREFETCH_BYTES)
-    wait_for_previous(PDL)
-    acc = tl.full([C.block_n, BLOCK_T], 0.0, tl.float32)
-    up = acc
-    for k in tl.range(
-        split * SHARE, tl.minimum((split + 1) * SHARE, C.num_inputs), C.block_k, num_stages=NUM_STAGES
-    ):
-        w = _load_weights(w_start, k, in_rows, C)
-        x = tl.trans(_load_weights(x_start, k, in_tokens, C))
-        acc = tl.dot(w, x, acc)
-        if C.is_gated:
-            up = tl.dot(_load_weights(up_start, k, in_rows, C), x, up)
-    inside = in_rows[:, None] & in_tokens[None, :]
-    if NUM_SPLITS > 1:
-        line = (split * num_rows + token).to(tl.int64)
-        tl.store(out_ptr + line[None, :] * n + row[:, None], acc, mask=inside)
-    else:
-        place = token.to(tl.int64)[None, :] * out_stride + out_col + row[:, None]
-        _finish(acc, up, bias_ptr, place, row[:, None], inside, out_ptr, n, C)
-
-
-@triton.jit(do_not_specialize=["num_rows", "n", "out_col"])
-def sum_splits_kernel(
-    sums_ptr, bias_ptr, out_ptr, num_rows, n, out_col, out_stride,
-    C: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """The splits' sums added up, always in the same order."""
-    let_next_start(PDL)
-    token = tl.program_id(1)
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < n
-    wait_for_previous(PDL)
-    y = tl.zeros([BLOCK], tl.float32)
-    for split in tl.static_range(NUM_SPLITS):
-        line = (split * num_rows + token).to(tl.int64)
-        y += tl.load(sums_ptr + line * n + row, mask=inside, other=0.0)
-    _finish(y, y, bias_ptr, token.to(tl.int64) * out_stride + out_col + row, row, inside, out_ptr, n, C)
+    _finish(tl.sum(acc, axis=1), tl.sum(up, axis=1), bias_ptr, row, in_rows, out_ptr, out_col, n, C)

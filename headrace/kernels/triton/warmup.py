@@ -24,7 +24,7 @@ from headrace.kernels.triton.attention_work import PackedWork, pack
 from headrace.kernels.triton.decode_stack import DecodeStack, LayerTensors
 from headrace.kernels.triton.embedding import embedding
 from headrace.kernels.triton.fused import gated_linear, norm_linear
-from headrace.kernels.triton.linear import gemv_shape, linear, skinny_shape
+from headrace.kernels.triton.linear import gemv_shape, linear
 from headrace.kernels.triton.model_widths import ModelWidths
 from headrace.kernels.triton.norm import add_rms_norm, rms_norm
 from headrace.kernels.triton.rope_and_store import rope_and_store
@@ -89,8 +89,8 @@ def first_token_calls(widths: ModelWidths, device: torch.device) -> dict[str, Ca
 
 
 def decode_calls(widths: ModelWidths, device: torch.device) -> dict[str, Call]:
-    """What tokens after the first need besides: attention of one row, linears of one row and of a few, drawing, and
-    the ops that optimized plans put in place of others. The slowest are first."""
+    """What tokens after the first need besides: attention of one row, linears of one row, drawing, and the ops that
+    optimized plans put in place of others. The slowest are first."""
     make = _Maker(widths, device)
     calls = make.attention_calls("decodes", 1)
     if widths.has_stack:
@@ -165,32 +165,24 @@ class _Maker:
         )
 
     def linear_calls(self) -> dict[str, Call]:
-        """Linears of one row and of a few, which differ from each other."""
+        """Linears of one row that differ from each other; more rows are the library's."""
         widths = self._widths
-        calls: dict[str, Call] = {}
-        shapes: dict[Any, tuple[Any, ...]] = {}
+        shapes: dict[Any, tuple[int, int, bool]] = {}
         for sizes in (widths.qkv, widths.output, widths.gate_up, widths.down):
             has_bias = sizes == widths.qkv and widths.has_qkv_bias
-            shapes[gemv_shape(*sizes), skinny_shape(2, *sizes), sizes[1], has_bias] = (
-                *sizes,
-                has_bias,
-                widths.dtype,
+            shapes[gemv_shape(*sizes), sizes[1], has_bias] = (*sizes, has_bias)
+        return {
+            f"linear of {num_inputs} to {num_outputs}": partial(
+                self.linear, 1, num_outputs, num_inputs, has_bias, widths.dtype
             )
-        for count in (1, 2):
-            for num_outputs, num_inputs, *rest in shapes.values():
-                name = f"linear of {count} x {num_inputs} to {num_outputs}"
-                calls[name] = partial(self.linear, count, num_outputs, num_inputs, *rest)
-        calls["head of a few"] = partial(self.linear, 2, *widths.head)
-        return calls
+            for num_outputs, num_inputs, has_bias in shapes.values()
+        }
 
     def fused_calls(self) -> dict[str, Call]:
-        """What optimized plans have in place of other ops: of one row, where layers are no stack, and of a few."""
-        calls: dict[str, Call] = {}
-        if not self._widths.has_stack:
-            calls = {"norm_linear": self.norm_linear, "gated_linear of 1": partial(self.gated_linear, 1)}
-        if self._widths.dtype != torch.float32:
-            calls["gated_linear of 2"] = partial(self.gated_linear, 2)
-        return calls
+        """What optimized plans have in place of other ops, where layers are no stack."""
+        if self._widths.has_stack:
+            return {}
+        return {"norm_linear": self.norm_linear, "gated_linear": self.gated_linear}
 
     def norm_linear(self) -> None:
         num_outputs, num_inputs = self._widths.qkv
@@ -198,10 +190,10 @@ class _Maker:
         weight = self.weight(num_outputs, num_inputs)
         norm_linear(self.hidden(1), self.norm(), _EPS, weight, bias, self.rows(1, num_outputs))
 
-    def gated_linear(self, count: int) -> None:
+    def gated_linear(self) -> None:
         widths = self._widths
-        weight, out = self.weight(*widths.gate_up), self.rows(count, widths.intermediate_size)
-        gated_linear(self.hidden(count), weight, None, widths.activation, out)
+        weight, out = self.weight(*widths.gate_up), self.rows(1, widths.intermediate_size)
+        gated_linear(self.hidden(1), weight, None, widths.activation, out)
 
     def norm(self) -> torch.Tensor:
         return torch.ones(self._widths.hidden_size, dtype=torch.float32, device=self._device)
