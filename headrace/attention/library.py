@@ -11,6 +11,7 @@ from headrace.attention.metadata import AttentionMetadata, AttentionPlan
 from headrace.attention.triton import TritonBackend
 from headrace.attention.triton_work_list import TritonWorkList, build_triton_work_list
 from headrace.kernels.triton.library_attention import LIBRARY_KEY, AttentionLibrary, LibrarySpan, LibraryWork
+from headrace.kernels.triton.library_thread import Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,33 @@ class LibraryRule:
         """How the library computes a chunk after ``num_cached`` tokens; None: the paged kernels are faster."""
         if num_rows < self.min_rows:
             return None
+        span = self._lay_out(request, first_token, num_rows, num_cached)
+        wanted = num_rows * num_cached + num_rows**2 / 2
+        computed = span.num_square**2 / 2 + span.num_padded * sum(span.pieces)
+        return span if self.min_pairs <= wanted and computed <= self.max_padding * wanted else None
+
+    def usual(self, max_chunk: int, max_context: int) -> list[Lengths]:
+        """What chunks of ``max_chunk`` tokens, the most there are, need in contexts of ``max_context`` tokens at most.
+
+        The likeliest first: what chunks need that follow one another from a prompt's begin on, in that order; then what
+        is left for those that begin elsewhere, behind another prompt's end or a cached prefix.
+        """
+        max_cached, rows = max_context - max_chunk, self._rounded(max_chunk)
+        following = [self._lay_out(0, 0, max_chunk, cached) for cached in range(0, max_cached + 1, max_chunk)]
+        found = dict.fromkeys(lengths for span in following for lengths in span.lengths())
+        if max_cached > 0:
+            found[Lengths(rows + self.unit, rows + self.unit, True)] = None
+        size = self.max_piece
+        while size >= self.unit:
+            if size <= max_cached:
+                found[Lengths(rows, size, False)] = None
+            size //= 2
+        return list(found)
+
+    def _lay_out(self, request: int, first_token: int, num_rows: int, num_cached: int) -> LibrarySpan:
         num_front = num_cached % self.unit
         pieces = self._pieces(num_cached - num_front)
         num_square, num_padded = self._rounded(num_front + num_rows), self._rounded(num_rows)
-        wanted = num_rows * num_cached + num_rows**2 / 2
-        computed = num_square**2 / 2 + num_padded * sum(pieces)
-        if wanted < self.min_pairs or computed > self.max_padding * wanted:
-            return None
         return LibrarySpan(request, first_token, num_rows, pieces, num_front, num_square, num_padded)
 
     def _rounded(self, count: int) -> int:

@@ -19,6 +19,8 @@ _MAX_HEAD_DIM = 128
 _LEAST_CAPABILITY = (8, 0)
 _MEASURED_CAPABILITY = (9, 0)
 _LEAST_CUDNN = 90000
+_MAX_HELD_STEPS = 4
+"""That a graph which was put off keeps the library from preparing, if no step asks for it again."""
 
 
 class AttentionPlanners:
@@ -42,6 +44,7 @@ class AttentionPlanners:
         self._kernels, self._shape, self._device = kernels, shape, device
         self._num_ranks = num_ranks
         self._library = library
+        self._num_held = 0
 
     @property
     def held_bytes(self) -> int:
@@ -62,8 +65,16 @@ class AttentionPlanners:
         return create_backend(self._kernels, self._shape, self._device, limits)
 
     def after_step(self) -> None:
-        """A step is queued on the device: the time to prepare what its plans missed of the library."""
-        if self._library is not None:
+        """A step is queued on the device: the time to prepare the next of what plans missed of the library.
+
+        Not while a graph waits to be captured: what was begun is finished, and then some steps pass with nothing being
+        prepared, until one has asked again. So a graph waits for one plan's making, however many are wanted.
+        """
+        if self._library is None:
+            return
+        if self._num_held and self._library.thread.is_idle:
+            self._num_held -= 1
+        else:
             self._library.thread.prepare()
 
     def after_sizing(self) -> None:
@@ -78,13 +89,17 @@ class AttentionPlanners:
             self._library = None
 
     def may_capture(self) -> bool:
-        """Whether no other thread launches now. Ranks prepare at their own speed, but capture in the same step: they
-        wait."""
+        """Whether no other thread launches now; if not, what asks comes before the library's next plan.
+
+        Ranks prepare at their own speed, but capture in the same step: they wait.
+        """
         if self._library is None:
             return True
         if self._num_ranks > 1:
             self._library.thread.wait()
-        return self._library.thread.is_idle
+        is_idle = self._library.thread.is_idle
+        self._num_held = 0 if is_idle else _MAX_HELD_STEPS
+        return is_idle
 
 
 def make_attention_library(
@@ -97,7 +112,8 @@ def make_attention_library(
     dtype: torch.dtype,
     kv_dtype: torch.dtype | KVFormats,
     block_size: int,
-    max_tokens: int,
+    max_chunk: int,
+    max_context: int,
 ) -> AttentionLibrary | None:
     """The library for one rank's layers; None: the engine's own kernels compute everything.
 
@@ -106,7 +122,8 @@ def make_attention_library(
         shape: heads of one rank's layers.
         kernels: the kind that computes attention ("triton").
         dtype, kv_dtype: of computing, and of what the cache holds.
-        max_tokens: of a step.
+        max_chunk: tokens of one request in a step, at most.
+        max_context: tokens of a request, at most.
 
     Raises:
         ConfigError: it is asked for by name, and the machine or the model does not suit it.
@@ -121,11 +138,11 @@ def make_attention_library(
     from headrace.kernels.triton.library_attention import AttentionLibrary
 
     rule = LibraryRule()
-    if max_tokens < rule.min_rows:
+    if max_chunk < rule.min_rows:
         if setting == "cudnn":
             raise ConfigError(
                 f"attention_library='cudnn' serves chunks of {rule.min_rows} tokens and more, but a step holds at most "
-                f"{max_tokens} of a request; raise max_num_batched_tokens or max_model_len, or set "
+                f"{max_chunk} of a request; raise max_num_batched_tokens, max_prefill_chunk or max_model_len, or set "
                 "attention_library to 'auto' or 'off'"
             )
         return None
@@ -136,8 +153,9 @@ def make_attention_library(
         block_size,
         dtype,
         device,
-        max_rows=rule.max_rows(max_tokens),
+        max_rows=rule.max_rows(max_chunk),
         max_piece=rule.max_piece,
+        usual=rule.usual(max_chunk, max_context),
     )
 
 

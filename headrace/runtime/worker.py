@@ -297,7 +297,8 @@ class Worker:
                 dtype=self.dtype,
                 kv_dtype=self.kv_dtype,
                 block_size=self._cache.block_size,
-                max_tokens=min(self._scheduler.max_step_tokens, self.max_model_len),
+                max_chunk=min(self._scheduler.max_chunk_tokens, self.max_model_len),
+                max_context=self.max_model_len,
             )
         return AttentionPlanners(self._attention, shape, self._device, self._world.size, library)
 

@@ -18,6 +18,7 @@ from headrace.attention.metadata import AttentionPlan
 from headrace.attention.triton import TritonBackend
 from headrace.kernels.triton.attention import attention
 from headrace.kernels.triton.library_attention import LIBRARY_KEY, AttentionLibrary, cudnn_attend
+from headrace.kernels.triton.library_thread import Lengths
 from tests.attention.plain_library import PlainTorch
 from tests.kernels.paged_step import PagedStep, make_step
 from tests.kernels.triton_setup import DEVICE, max_error, relative_error
@@ -33,10 +34,12 @@ def make_backend(
     dtype: torch.dtype = torch.float32,
     rule: LibraryRule = RULE,
     block_size: int = 16,
+    usual: Sequence[Lengths] = (),
 ) -> LibraryBackend:
     heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim, block_size)
     rows = rule.max_rows(MAX_TOKENS)
-    library = AttentionLibrary(*heads, dtype, DEVICE, max_rows=rows, max_piece=rule.max_piece, attend=attend)
+    options = {"max_rows": rows, "max_piece": rule.max_piece}
+    library = AttentionLibrary(*heads, dtype, DEVICE, **options, attend=attend, usual=usual)
     return LibraryBackend(shape, library, rule)
 
 
@@ -44,9 +47,14 @@ def plan_ready(backend: LibraryBackend, step: PagedStep) -> AttentionPlan:
     """The plan of a step whose lengths the library has met."""
     first = backend.plan(step.metadata)
     assert LIBRARY_KEY not in first.derived, "what was never met is not ready"
-    backend._library.thread.prepare()
-    backend._library.thread.wait()
+    prepare_all(backend)
     return backend.plan(step.metadata)
+
+
+def prepare_all(backend: LibraryBackend) -> None:
+    thread = backend._library.thread
+    while thread.prepare():
+        thread.wait()
 
 
 def run(step: PagedStep, plan: AttentionPlan) -> torch.Tensor:
@@ -183,6 +191,66 @@ def test_the_rule_in_tokens() -> None:
             assert max((pair.num_keys for pair in span.lengths()[1:]), default=0) <= rule.max_piece
 
 
+def test_the_usual_lengths() -> None:
+    """In the order of use: chunks that follow one another, then those that begin anywhere."""
+
+    def usual(max_chunk: int, max_context: int) -> list[tuple[int, int, bool]]:
+        return [tuple(lengths) for lengths in LibraryRule().usual(max_chunk, max_context)]
+
+    rows = 8192
+    whole, front = (rows, rows, True), (rows + 1024, rows + 1024, True)
+    pieces = {size: (rows, size, False) for size in (1024, 2048, 4096, 8192, 16384)}
+    assert usual(rows, 131072) == [
+        *(whole, pieces[8192], pieces[16384], front),
+        *(pieces[size] for size in (4096, 2048, 1024)),
+    ]
+    assert usual(rows, rows) == [whole], "a prompt is one chunk"
+    assert usual(rows, rows + 2500) == [whole, front, pieces[2048], pieces[1024]], "no context is longer"
+    assert usual(8000, 16500)[:5] == [whole, front, pieces[4096], pieces[2048], pieces[1024]]
+    rng = np.random.default_rng(0)
+    for max_chunk, max_context in rng.integers((2048, 8192), (8193, 100_000), (50, 2)).tolist():
+        known = set(LibraryRule().usual(max_chunk, max_context))
+        for cached in (
+            rng.integers(0, max_context - max_chunk + 1, 20).tolist() if max_context > max_chunk else []
+        ):
+            span = LibraryRule().span(0, 0, max_chunk, cached)
+            assert span is None or known >= set(span.lengths())
+
+
+def test_one_miss_of_a_usual_length_asks_for_all_of_them() -> None:
+    """And what was missed itself comes first; lengths of other chunks ask for nothing else."""
+    usual = RULE.usual(32, 128)
+    attend = PlainTorch()
+    backend = make_backend(attend, usual=usual)
+    backend.plan(make_step([24], [24], SMALL, DEVICE, torch.float32).metadata)
+    prepare_all(backend)
+    assert attend.calls == [(24, 24, True)]
+    attend.calls.clear()
+    backend.plan(make_step([32], [32 + 16], SMALL, DEVICE, torch.float32).metadata)
+    prepare_all(backend)
+    assert attend.calls[:2] == [(32, 32, True), (32, 16, False)]
+    assert len(attend.calls) == len(usual) and set(attend.calls) == set(map(tuple, usual))
+    for cached in (0, 32, 64, 96, 45):
+        step = make_step([32], [32 + cached], SMALL, DEVICE, torch.float32)
+        assert LIBRARY_KEY in backend.plan(step.metadata).derived
+
+
+def test_plans_are_made_one_at_a_time_and_the_library_serves_between() -> None:
+    first, second = (make_step([32], [32 + cached], SMALL, DEVICE, torch.float32) for cached in (0, 32))
+    attend = PlainTorch()
+    backend = make_backend(attend, usual=RULE.usual(32, 64))
+    thread = backend._library.thread
+    backend.plan(first.metadata)
+    assert thread.prepare()
+    thread.wait()
+    assert thread.is_idle and len(attend.calls) == 1
+    assert LIBRARY_KEY in backend.plan(first.metadata).derived
+    assert LIBRARY_KEY not in backend.plan(second.metadata).derived
+    assert thread.prepare()
+    thread.wait()
+    assert LIBRARY_KEY in backend.plan(second.metadata).derived
+
+
 def test_while_plans_are_made_the_paged_kernels_serve_all() -> None:
     known = make_step([32], [32], SMALL, DEVICE, torch.float32)
     other = make_step([40], [40], SMALL, DEVICE, torch.float32)
@@ -214,7 +282,7 @@ def test_a_library_that_fails_is_left_alone(caplog: pytest.LogCaptureFixture) ->
     assert LIBRARY_KEY not in plan_ready(backend, step).derived
     assert "own kernels serve all" in caplog.text
     attend.error = None
-    backend._library.thread.prepare()
+    assert not backend._library.thread.prepare()
     assert LIBRARY_KEY not in backend.plan(step.metadata).derived
 
 

@@ -40,7 +40,8 @@ def make(setting: Any, arch: Any, **changes: Any) -> Any:
         "dtype": torch.bfloat16,
         "kv_dtype": torch.bfloat16,
         "block_size": 16,
-        "max_tokens": 2048,
+        "max_chunk": 2048,
+        "max_context": 16384,
     }
     shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
     return make_attention_library(setting, arch, shape, **(options | changes))
@@ -92,9 +93,9 @@ def test_it_is_chosen_where_it_was_measured(arch: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(attention_library, "why_not_device", lambda kernels, device: None)
     monkeypatch.setattr(attention_library, "compute_capability", lambda device: capability)
     assert make("auto", arch) is not None and make("off", arch) is None
-    assert make("auto", arch, max_tokens=1024) is None, "no step holds a chunk that is long enough"
+    assert make("auto", arch, max_chunk=1024) is None, "no step holds a chunk that is long enough"
     with pytest.raises(ConfigError, match="chunks of 2048 tokens and more, but a step holds at most 1024"):
-        make("cudnn", arch, max_tokens=1024)
+        make("cudnn", arch, max_chunk=1024)
     capability = (8, 0)
     assert make("auto", arch) is None and make("cudnn", arch) is not None
 
@@ -142,6 +143,41 @@ def test_graphs_wait_for_preparing(arch: Any, monkeypatch: pytest.MonkeyPatch, n
 
     library.thread = Busy()
     assert planners.may_capture() == (num_ranks > 1) == bool(waited)
+
+
+def test_a_graph_waits_for_one_plan_at_most(arch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever steps lie between those that ask; but if none asks again, preparing goes on."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(attention_library, "why_not_device", lambda kernels, device: None)
+    library = make("cudnn", arch)
+    shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
+    planners = AttentionPlanners("triton", shape, torch.device("cpu"), 1, library)
+    begun = []
+
+    class Endless:
+        """There is always one more to prepare."""
+
+        is_idle = True
+
+        def prepare(self) -> bool:
+            if self.is_idle:
+                begun.append(True)
+                self.is_idle = False
+            return True
+
+    thread = library.thread = Endless()
+    planners.after_step()
+    assert not planners.may_capture()
+    planners.after_step()
+    thread.is_idle = True
+    planners.after_step()  # of a step of a long prompt, which captures nothing
+    assert planners.may_capture() and len(begun) == 1
+    planners.after_step()
+    assert len(begun) == 2 and not planners.may_capture()
+    thread.is_idle = True
+    for _ in range(10):
+        planners.after_step()
+    assert len(begun) == 3
 
 
 def test_a_cpu_takes_none(tmp_path: Path) -> None:
@@ -204,7 +240,7 @@ def test_an_engine_prepares_after_its_steps_and_gives_the_same_tokens(
 
     def small(setting: str, arch: Any, shape: AttentionShape, **options: Any) -> AttentionLibrary:
         heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim, options["block_size"])
-        rows = rule.max_rows(options["max_tokens"])
+        rows = rule.max_rows(options["max_chunk"])
         return AttentionLibrary(
             *heads, torch.float32, torch.device("cpu"), max_rows=rows, max_piece=16, attend=attend
         )
@@ -259,6 +295,8 @@ def test_long_prompts_give_the_same_log_probabilities(
                 outputs += llm.generate([prompt], params, use_tqdm=False)
                 if library is not None:  # plans are made beside the steps
                     library.thread.wait()
+                    while library.thread.prepare():
+                        library.thread.wait()
         assert bool(spans) == (setting == "cudnn")
         rows = [entry for output in outputs for entry in output.prompt_logprobs[1:]]
         found.append(torch.tensor([next(iter(entry.values())).logprob for entry in rows]))

@@ -10,7 +10,7 @@ Legend: T rows of a chunk, S rows of its square, H query heads, K KV heads, D he
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,7 @@ class AttentionLibrary:
         max_rows: that are laid out for a chunk: ``num_front`` and the larger of its square's and rectangles' rows.
         max_piece: the longest piece.
         attend: the library; None: cuDNN.
+        usual: see ``LibraryThread``.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class AttentionLibrary:
         max_rows: int,
         max_piece: int,
         attend: Attend | None = None,
+        usual: Sequence[Lengths] = (),
     ) -> None:
         self._heads = (num_heads, num_kv_heads, head_dim)
         self._block_size = block_size
@@ -126,7 +128,7 @@ class AttentionLibrary:
         self._staged = torch.zeros((max_rows, width), dtype=dtype, device=device)
         self._piece = torch.zeros(2 * num_kv_heads * max_piece * head_dim, dtype=dtype, device=device)
         self.device = device
-        self.thread = LibraryThread(device, self._make_ready)
+        self.thread = LibraryThread(device, self._make_ready, usual)
         self._is_compiled = False
 
     @property

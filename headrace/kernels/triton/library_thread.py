@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -30,25 +30,30 @@ class Lengths(NamedTuple):
 class LibraryThread:
     """Calls of lengths that were prepared, and preparing others beside the steps.
 
-    torch keeps cuDNN's plans by thread: what one thread has prepared, another would prepare again, 50 ms for each shape
-    and more than a second for the first. So one thread makes both the plans and the calls. Whoever computes a step
+    torch keeps cuDNN's plans by thread: what one thread has prepared, another would prepare again, 0.5 to 1 s for each
+    shape and 4.5 s for the first. So one thread makes both the plans and the calls. Whoever computes a step
     hands it what it would have called and waits until that is queued on the device.
 
-    Only one thing happens at a time: plans are made between ``prepare`` and ``is_idle``, and meanwhile ``has`` says no.
+    Only one thing happens at a time: a plan is made between ``prepare`` and ``is_idle``, and meanwhile ``has`` says no.
     All methods are called from the thread that computes steps.
 
     Args:
         device: where calls run.
         make_ready: a first call of some lengths; what it computes is not read.
+        usual: lengths that will all be wanted once one of them is, in the order of use.
     """
 
-    def __init__(self, device: torch.device, make_ready: Callable[[Lengths], None]) -> None:
+    def __init__(
+        self, device: torch.device, make_ready: Callable[[Lengths], None], usual: Sequence[Lengths] = ()
+    ) -> None:
         self._device = device
         self._make_ready = make_ready
+        self._usual = dict.fromkeys(usual)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-library")
         self._ready: set[Lengths] = set()
         self._wanted: dict[Lengths, None] = {}
         self._preparing: Future[None] | None = None
+        self._stream: torch.Stream | None = None
         self._is_broken = False
 
     @property
@@ -67,13 +72,19 @@ class LibraryThread:
             return False
         missing = [one for one in lengths if one not in self._ready]
         self._wanted |= dict.fromkeys(missing)
+        if any(one in self._usual for one in missing):
+            self._wanted |= self._usual
         return not missing and self.is_idle
 
-    def prepare(self) -> None:
-        """Begin to prepare what was missing, in the order of use; returns at once."""
-        if self._wanted and self.is_idle and not self._is_broken:
-            wanted, self._wanted = list(self._wanted), {}
-            self._preparing = self._pool.submit(self._prepare, wanted)
+    def prepare(self) -> bool:
+        """Begin to prepare the next of what was missing, in the order of use. Returns at once whether there was any."""
+        if not self.is_idle or self._is_broken:
+            return False
+        wanted = [lengths for lengths in self._wanted if lengths not in self._ready]
+        self._wanted = dict.fromkeys(wanted[1:])
+        if wanted:
+            self._preparing = self._pool.submit(self._prepare, wanted[0])
+        return bool(wanted)
 
     def close(self) -> None:
         """End the thread, after what it is at: nothing may launch while a process lets go of its device."""
@@ -93,15 +104,15 @@ class LibraryThread:
         with torch.inference_mode(), where:
             body()
 
-    def _prepare(self, wanted: list[Lengths]) -> None:
-        """On a stream of its own, beside the steps."""
+    def _prepare(self, lengths: Lengths) -> None:
+        """On a stream of its own, beside the steps; always the same one, since torch keeps memory by stream."""
         try:
-            stream = new_stream(self._device) if self._device.type == "cuda" else None
-            for lengths in wanted:
-                self._run(partial(self._make_ready, lengths), stream)
-                if stream is not None:
-                    stream.synchronize()
-                self._ready.add(lengths)
+            if self._stream is None and self._device.type == "cuda":
+                self._stream = new_stream(self._device)
+            self._run(partial(self._make_ready, lengths), self._stream)
+            if self._stream is not None:
+                self._stream.synchronize()
+            self._ready.add(lengths)
         except Exception:
             self._is_broken = True
             logger.warning(
