@@ -1,6 +1,6 @@
 """The planner of the Triton kernels: like ``headrace.attention.work_list``, but cut and ordered for a GPU.
 
-A tile of few query rows (a decode) is short, any other long; short items come first, long ones by falling length, so
+A tile of few query rows (a decode) is short, any other long; short items come first, each kind by falling length, so
 that the last programs to finish have little left to do. Everything is computed for all requests at once.
 
 Legend: R requests, N gathered query rows, I items, P partial results, M merged rows.
@@ -206,10 +206,8 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: Sp
     start = np.maximum(tiles.low[tile], cut)
     end = np.minimum(tiles.high[tile], cut + length[tile])
     is_partial = (tiles.is_merged | (num_splits > 1))[tile]
-    is_short = is_short_tile[tile]
-    if not is_short.all():
-        order = np.argsort(np.where(is_short, -_NEVER, start - end), kind="stable")
-        tile, start, end, is_partial = tile[order], start[order], end[order], is_partial[order]
+    order = np.argsort(start - end - np.where(is_short_tile[tile], _NEVER, 0), kind="stable")
+    tile, start, end, is_partial = tile[order], start[order], end[order], is_partial[order]
 
     num_rows, row_start = tiles.num_rows[tile], tiles.row_start[tile]
     partial_rows = num_rows * is_partial
@@ -228,7 +226,7 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: Sp
         "reduce_starts": reduce_starts,
         "reduce_slots": reduce_slots,
     }
-    return TritonWorkList(arrays, int(np.count_nonzero(is_short)))
+    return TritonWorkList(arrays, int(np.count_nonzero(is_short_tile[tile])))
 
 
 def _power_of_two(values: Ints) -> Ints:

@@ -108,7 +108,8 @@ def _run_short(
         options = {**scales, "FORMAT": _FORMATS[arguments[1].dtype], "C": config}
         coded_tiles_kernel[grid](*_in_words(arguments), **options, **launch.options, **launch_options())
     else:
-        short_tiles_kernel[grid](*arguments, **scales, C=config, **launch.options, **launch_options())
+        options = {"is_beside_long": int(work.num_long > 0), **scales, "C": config}
+        short_tiles_kernel[grid](*arguments, **options, **launch.options, **launch_options())
 
 
 def _is_coded(shape: dict[str, Any], dtype: torch.dtype) -> bool:

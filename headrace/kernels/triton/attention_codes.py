@@ -30,6 +30,7 @@ from headrace.kernels.triton.attention_common import (
     first_key,
     load_ids,
     load_queries,
+    place_of,
     scaled,
     store_tile,
 )
@@ -225,13 +226,15 @@ def coded_tiles_kernel(
     rows_ptr = plan_ptr + tl.load(plan_ptr + ROWS_AT)
     items_ptr = plan_ptr + tl.load(plan_ptr + ITEMS_AT)
     num_units = tl.load(plan_ptr + NUM_SHORT) * C.num_kv_heads
-    for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
+    for turn in range(tl.cdiv(num_units, tl.num_programs(0))):
+        place = place_of(turn)
+        unit = tl.minimum(place, num_units - 1)
         item = items_ptr + (unit // C.num_kv_heads) * ITEM_SIZE
         kv_head = unit % C.num_kv_heads
         table = table_ptr + tl.load(item + REQUEST).to(tl.int64) * table_stride
         start = tl.load(item + KV_START)
-        end = tl.load(item + KV_END)
-        is_row = row < tl.load(item + ROW_COUNT)
+        end = tl.where(place < num_units, tl.load(item + KV_END), 0)
+        is_row = (row < tl.load(item + ROW_COUNT)) & (place < num_units)
         head = kv_head * C.group + m % C.group
         first_row = tl.load(item + ROW_START)
         token, positions, q0 = load_queries(

@@ -139,6 +139,14 @@ def first_key(start, C: tl.constexpr):
 
 
 @triton.jit
+def place_of(turn):
+    """The unit of this program's turn. Items fall in length: with every other turn backwards no program gets the
+    longest of each."""
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    return turn * num_programs + tl.where(turn % 2 == 0, program, num_programs - 1 - program)
+
+
+@triton.jit
 def load_ids(table, first, end, C: tl.constexpr, IS_MASKED: tl.constexpr):
     """[N] ids of the blocks that hold the keys from ``first`` on; 0 from ``end`` on."""
     lane = tl.arange(0, C.block_n)

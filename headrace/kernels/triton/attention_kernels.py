@@ -38,6 +38,7 @@ from headrace.kernels.triton.attention_common import (
     first_key,
     load_ids,
     load_queries,
+    place_of,
     scaled,
     store_tile,
 )
@@ -173,27 +174,34 @@ def _attend(
     return top, total, acc
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"])
+@triton.jit(do_not_specialize=["table_stride", "window", "is_beside_long"])
 def short_tiles_kernel(
     qkv_ptr, k_ptr, v_ptr, out_ptr, partials_ptr, log_sums_ptr, table_ptr, plan_ptr,
-    qkv_stride, out_stride, table_stride, block_stride, scale, soft_cap, window,
+    qkv_stride, out_stride, table_stride, block_stride, scale, soft_cap, window, is_beside_long,
     k_scales_ptr, v_scales_ptr, scales_stride, C: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The short items: tiles of few rows, so every round of keys is masked and none is cut at a row's end."""
+    """The short items: tiles of few rows, so every round of keys is masked and none is cut at a row's end.
+
+    is_beside_long: ``long_tiles_kernel`` was launched just before, which lets this one start when all that both read is
+        there; so this one need not wait, but must not end before it does.
+    """
     let_next_start(PDL)
     m, dim = tl.arange(0, C.block_m), tl.arange(0, C.block_d)
     row = m // C.group
-    wait_for_previous(PDL)
+    if is_beside_long == 0:
+        wait_for_previous(PDL)
     rows_ptr = plan_ptr + tl.load(plan_ptr + ROWS_AT)
     items_ptr = plan_ptr + tl.load(plan_ptr + ITEMS_AT)
     num_units = tl.load(plan_ptr + NUM_SHORT) * C.num_kv_heads
-    for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
+    for turn in range(tl.cdiv(num_units, tl.num_programs(0))):
+        place = place_of(turn)
+        unit = tl.minimum(place, num_units - 1)
         item = items_ptr + (unit // C.num_kv_heads) * ITEM_SIZE
         kv_head = unit % C.num_kv_heads
         table = table_ptr + tl.load(item + REQUEST).to(tl.int64) * table_stride
         start = tl.load(item + KV_START)
-        end = tl.load(item + KV_END)
-        is_row = row < tl.load(item + ROW_COUNT)
+        end = tl.where(place < num_units, tl.load(item + KV_END), 0)
+        is_row = (row < tl.load(item + ROW_COUNT)) & (place < num_units)
         head = kv_head * C.group + m % C.group
         token, positions, q = load_queries(
             qkv_ptr, qkv_stride, rows_ptr, tl.load(item + ROW_START), row, head, is_row, dim, C
@@ -233,18 +241,16 @@ def long_tiles_kernel(
 
     Three loops over a subtile's keys: where the window begins, where all rows see all keys, where their views end.
     """
-    let_next_start(PDL)
     m, dim = tl.arange(0, C.block_m), tl.arange(0, C.block_d)
     wait_for_previous(PDL)
+    let_next_start(PDL)  # after the wait, for ``short_tiles_kernel``, which leaves it out
     rows_ptr = plan_ptr + tl.load(plan_ptr + ROWS_AT)
     items_ptr = plan_ptr + tl.load(plan_ptr + ITEMS_AT)
     first_item = tl.load(plan_ptr + NUM_SHORT)
     units_per_item = num_subtiles * C.num_kv_heads
     num_units = (tl.load(plan_ptr + NUM_ITEMS) - first_item) * units_per_item
-    program, num_programs = tl.program_id(0), tl.num_programs(0)
-    for turn in range(tl.cdiv(num_units, num_programs)):
-        # Items fall in length: with every other turn backwards no program gets the longest of each.
-        place = turn * num_programs + tl.where(turn % 2 == 0, program, num_programs - 1 - program)
+    for turn in range(tl.cdiv(num_units, tl.num_programs(0))):
+        place = place_of(turn)
         unit = tl.minimum(place, num_units - 1)
         item = items_ptr + (first_item + unit // units_per_item) * ITEM_SIZE
         kv_head = unit % C.num_kv_heads
