@@ -259,6 +259,19 @@ def test_an_engine_prepares_after_its_steps_and_gives_the_same_tokens(
     assert attend.calls.count((24, 16, False)) == 1 + num_layers * num_served
 
 
+def test_the_largest_chunk_is_what_one_prompt_gets_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what a step holds, else the usual lengths would be those of chunks that never come."""
+    make_model("llama", tmp_path)
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(worker, "make_attention_library", lambda *_, **options: asked.update(options))
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "max_prefill_chunk": 16, "max_model_len": 128}
+    options = {"dtype": "float32", "skip_tokenizer_init": True, "num_kv_blocks": 40, **limits}
+    build_engine_core(EngineConfig.from_options(model=str(tmp_path), **options)).shutdown()
+    assert (asked["max_chunk"], asked["max_context"]) == (16, 128)
+
+
 @pytest.mark.gpu
 def test_long_prompts_give_the_same_log_probabilities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
