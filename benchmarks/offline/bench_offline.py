@@ -27,6 +27,7 @@ from headrace.config import EngineConfig
 from headrace.core.output import EngineCoreRequest
 from headrace.engine.assemble import build_engine_core
 from headrace.engine.engine_core import EngineCore
+from headrace.engine.offline_order import in_offline_order
 from headrace.engine.settled_start import settle
 from headrace.engine.step_meter import StepMeter
 from headrace.sampling_params import SamplingParams
@@ -73,7 +74,8 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
 def run(
     core: EngineCore, requests: list[WorkloadRequest], temperature: float, rate: float | None = None
 ) -> dict[str, Any]:
-    """One pass from an empty prefix cache; all requests at once, or ``rate`` a second at random times."""
+    """One pass from an empty prefix cache; all requests at once (longest answers first, as `LLM` does), or ``rate`` a
+    second at random times."""
     core.reset_prefix_cache()
     rng = random.Random(0)
     due_s, waiting = 0.0, []
@@ -85,6 +87,8 @@ def run(
             (due_s, EngineCoreRequest(f"r{number}", request.prompt_ids, params, request.output_len))
         )
         due_s += rng.expovariate(rate) if rate else 0.0
+    if rate is None:
+        waiting = in_offline_order(waiting, core.scheduler.config.policy, lambda item: item[1].max_tokens)
     waiting.reverse()
     times: dict[str, list[float]] = {item.request_id: [arrival] for arrival, item in waiting}
     with StepMeter(core) as meter:

@@ -145,6 +145,7 @@ class ModelRunnerOutput(msgspec.Struct):
 class EngineCoreRequest(msgspec.Struct):
     """A checked request on its way into the engine core (also over a socket).
 
+    sample_seed: seed of its random stream, once the engine core has settled it.
     constraint: what the answer's text must be. It stands here and no more in ``sampling_params``, so that the data
         plane never carries a schema.
     """
@@ -160,6 +161,7 @@ class EngineCoreRequest(msgspec.Struct):
     priority: int = 0
     deadline: float | None = None
     constraint: Constraint | None = None
+    sample_seed: int | None = None
 
 
 class EngineCoreOutput(msgspec.Struct, omit_defaults=True):

@@ -99,8 +99,7 @@ class EngineCore:
         """
         if core_request.request_id in self._families:
             raise RequestError(f"request id {core_request.request_id!r} is in use", param="request_id")
-        seed = core_request.sampling_params.seed
-        family = fork.make_requests(core_request, self._seeds.getrandbits(63) if seed is None else seed)
+        family = fork.make_requests(core_request, self.settle_seed(core_request))
         if core_request.sampling_params.use_beam_search:
             BeamSearch.start(family[0], core_request, self.scheduler.kv, self.scheduler.config.max_seats)
         added: list[Request] = []
@@ -116,6 +115,14 @@ class EngineCore:
                 self._release(request)
             raise
         self._families[core_request.request_id] = family
+
+    def settle_seed(self, core_request: EngineCoreRequest) -> int:
+        """The seed of a request's random stream: its own, or one that is drawn when this is first asked. Seeds follow
+        the order of these calls, whenever and however often the requests are added after it."""
+        if core_request.sample_seed is None:
+            own = core_request.sampling_params.seed
+            core_request.sample_seed = self._seeds.getrandbits(63) if own is None else own
+        return core_request.sample_seed
 
     def _start_constraint(
         self, family: list[Request], constraint: Constraint | None

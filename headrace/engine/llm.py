@@ -14,6 +14,7 @@ from headrace.engine.engine_core import EngineCore
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.input_processor import ProcessedInput
 from headrace.engine.interrupts import DelayedInterrupt
+from headrace.engine.offline_order import in_offline_order
 from headrace.engine.output_processor import OutputProcessor, RequestOutputKind
 from headrace.engine.progress import AnswerBar, LoadBar
 from headrace.engine.prompts import ParsedPrompt, Prompt, parse_prompt, split_batch
@@ -77,7 +78,7 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Answer prompts; outputs come in their order.
+        """Answer prompts; outputs come in their order. Those with the largest ``max_tokens`` are started first.
 
         Args:
             prompts: one prompt or a batch; each is text, token ids, ``{"prompt": text}`` or
@@ -190,8 +191,8 @@ class LLM:
             request_id = str(self._num_requests)
             self._num_requests += 1
             inputs.append(self._front_end.inputs.process(request_id, prompt, own_params, priority=rank))
-        run = _Run(core, self._front_end.outputs, inputs)
         with self._lock, AnswerBar(len(inputs), use_tqdm) as bar, DelayedInterrupt() as interrupt:
+            run = _Run(core, self._front_end.outputs, inputs)
             try:
                 while not run.is_done:
                     interrupt.check()
@@ -212,13 +213,16 @@ class LLM:
 
 
 class _Run:
-    """One batch on its way through the engine core."""
+    """One batch on its way through the engine core, longest answers first."""
 
     def __init__(self, core: EngineCore, outputs: OutputProcessor, inputs: list[ProcessedInput]) -> None:
         self._core = core
         self._outputs = outputs
         self._num_inputs = len(inputs)
-        self._unsent = deque(inputs)
+        for item in inputs:  # in the caller's order, so that no answer depends on the one below
+            core.settle_seed(item.request)
+        policy = core.scheduler.config.policy
+        self._unsent = deque(in_offline_order(inputs, policy, lambda item: item.request.max_tokens))
         self._sent: list[str] = []
         self.finished: dict[str, RequestOutput] = {}
 

@@ -208,6 +208,39 @@ def test_more_prompts_than_the_queue_holds() -> None:
     narrow.check_idle()
 
 
+def sent_order(engine: Engine) -> list[list[int]]:
+    """Fills up with the prompts that the core takes, in its order."""
+    sent: list[list[int]] = []
+    add_request = engine.core.scheduler.add_request
+    engine.core.scheduler.add_request = lambda request, is_ready=None: (  # type: ignore[method-assign]
+        add_request(request, is_ready),
+        sent.append(list(request.token_ids)),
+    )[0]
+    return sent
+
+
+@pytest.mark.parametrize("limit", [4096, 2])
+def test_the_longest_answers_start_first_and_come_back_in_their_place(limit: int) -> None:
+    own = Engine(max_num_seqs=2, max_waiting_requests=limit)
+    sent = sent_order(own)
+    lengths = [3, 9, 1, 9, 5, 3]
+    outputs = own.generate(list("abcdef"), [SamplingParams(max_tokens=n) for n in lengths])
+    assert [len(o.outputs[0].token_ids) for o in outputs] == lengths
+    assert [o.outputs[0].text[0] for o in outputs] == list("bcdefg")
+    assert [int(o.request_id) for o in outputs] == list(range(6))
+    assert sent == [TOKENIZER.encode(letter) for letter in "bdeafc"]
+    own.check_idle()
+
+
+@pytest.mark.parametrize("policy", ["priority", "longest-prefix"])
+def test_other_policies_have_an_order_of_their_own(policy: str) -> None:
+    own = Engine(policy=policy)
+    sent = sent_order(own)
+    own.generate(list("abc"), [SamplingParams(max_tokens=n) for n in (1, 3, 2)])
+    assert sent == [TOKENIZER.encode(letter) for letter in "abc"]
+    own.check_idle()
+
+
 def test_repeated_prompts_hit_the_prefix_cache_unless_salted(engine: Engine) -> None:
     prompt = "p" * 40
     (first,) = engine.generate(prompt, max_tokens=1)
@@ -256,6 +289,25 @@ def test_seeds_of_a_request_and_of_the_engine() -> None:
     assert drawn == seeds_of() and drawn[0] != drawn[1]
 
 
+@pytest.mark.parametrize("limit", [4096, 1])
+def test_drawn_seeds_follow_the_callers_order(limit: int) -> None:
+    """Neither the order in which a batch is handed over nor a queue that was full changes who gets which seed."""
+
+    def seeds_of(lengths: tuple[int, ...], **options: Any) -> dict[int, int]:
+        other = Engine(**options)
+        seen: dict[int, int] = {}
+        execute = other.executor.execute_model
+        other.executor.execute_model = lambda step: (  # type: ignore[method-assign]
+            seen.update((r.token_ids[0], r.sample_seed) for r in step.new_requests), execute(step)
+        )[1]  # fmt: skip
+        other.generate(list("abcd"), [SamplingParams(max_tokens=n) for n in lengths])
+        return seen
+
+    seeds = seeds_of((4, 4, 4, 4))
+    assert len(set(seeds.values())) == 4
+    assert seeds_of((1, 3, 4, 2), max_num_seqs=1, max_waiting_requests=limit) == seeds
+
+
 def interrupt_at_step(core: EngineCore, count: int) -> None:
     step = core.step
 
@@ -271,8 +323,9 @@ def interrupt_at_step(core: EngineCore, count: int) -> None:
 
 def test_ctrl_c_drops_the_batch_and_frees_the_engine(engine: Engine) -> None:
     interrupt_at_step(engine.core, 3)
+    params = [SamplingParams(n=2, max_tokens=length) for length in (40, 50)]
     with pytest.raises(KeyboardInterrupt):
-        engine.generate(["a", "b!"], n=2, max_tokens=50)
+        engine.generate(["a", "b!"], params)
     engine.check_idle()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert [o.outputs[0].text for o in engine.generate("a", max_tokens=2)] == ["bc"]
