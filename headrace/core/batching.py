@@ -20,9 +20,9 @@ class ContinuousBatching:
     """Every step mixes decodes and prompt chunks (Orca's iteration-level scheduling with Sarathi's and
     Dynamic SplitFuse's chunks): decodes first, then as much prompt as keeps the step within ``max_stall_ms``.
 
-    Without a limit (infinite ``max_stall_ms``) a prompt gets all that the budget leaves. With no stream running a step
-    may take ``idle_factor`` times as long, so that cancels and new requests are never far from a step's end. While
-    others wait, the first prompt of a step takes half of what fits: a short prompt
+    Without a limit (infinite ``max_stall_ms``) a prompt gets all that the budget and its pace (``PromptPace``) leave.
+    With no stream running a step may take ``idle_factor`` times as long, so that cancels and new requests are never far
+    from a step's end. While others wait, the first prompt of a step takes half of what fits: a short prompt
     beside a long one starts within a few steps, and the long one always advances.
     """
 

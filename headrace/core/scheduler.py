@@ -23,6 +23,7 @@ from headrace.core.policy import Policy
 from headrace.core.prefix_match import PrefixMatch
 from headrace.core.prefix_wait import computing_prefix_of
 from headrace.core.preparation import TierLoads
+from headrace.core.prompt_pace import make_pace
 from headrace.core.request import Request
 from headrace.core.step import Step
 from headrace.errors import CapacityError
@@ -63,6 +64,7 @@ class Scheduler:
         self._max_uncommitted_tokens = config.max_chunk_tokens * config.steps_outstanding
         self.admission = Admission(self.policy, kv, self._max_uncommitted_tokens)
         self.lifecycle = Lifecycle(kv, self.policy, clock)
+        self.pace = make_pace(config, self.lifecycle, self.admission.estimator, num_micro_batches)
         self.tier_loads = TierLoads(tier)
         self.in_flight: deque[Step] = deque()
         self.last_step_id = 0
@@ -166,6 +168,9 @@ class Scheduler:
                 continue  # preempted for one before it
             start = request.num_computed_tokens
             wanted = request.num_tokens + request.num_placeholders - start - _held_back(request)
+            wanted = self.pace.cut(request, start, wanted, step)
+            if not wanted:
+                continue  # prompts have had their share; a stream may follow
             num_rivals = len(unfinished) - index - 1 + len(self.lifecycle.waiting)
             num_tokens = self._chunk(step, start, wanted, num_rivals)
             if num_tokens <= 0:
@@ -201,6 +206,8 @@ class Scheduler:
         shared = fork.fork_length(request, step)
         if shared is not None and request.parent is not None and self.kv.can_fork(request.parent, shared):
             return self._admit_fork(request.parent, request, shared, step)
+        if not self.pace.room(step):
+            return False
         match = self.kv.match(request, request.max_cached_tokens)
         is_ready = self._prefix_to_wait_for(request, match)
         if is_ready is not None:
@@ -209,6 +216,7 @@ class Scheduler:
         extra, is_async = self.tier_loads.match(request, match.num_tokens)
         start = match.num_tokens + extra
         wanted = request.num_tokens - start - _held_back(request)
+        wanted = self.pace.cut(request, start, wanted, step)
         num_tokens = self._chunk(step, start, wanted, len(self.lifecycle.waiting) - 1)
         if num_tokens < min(wanted, 1) or not self._fits(request, self._held_by_others(match)):
             return False

@@ -7,7 +7,9 @@ least once (a greedy covering array). The reference is transformers on tiny rand
 from __future__ import annotations
 
 import itertools
+import math
 import random
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from unittest import mock
 import pytest
 
 from headrace.config import EngineConfig
-from headrace.core import prefix_wait
+from headrace.core import prefix_wait, prompt_pace
 from headrace.core.output import EngineCoreRequest
+from headrace.core.scheduler import Scheduler
 from headrace.engine.assemble import build_engine_core
 from headrace.sampling_params import SamplingParams
 from tests.e2e.tiny_models import MAKERS, VOCAB, Comparison, Reference, greedy_reference, make_model
@@ -36,11 +39,13 @@ FACTORS: dict[str, list[Any]] = {
     "tiers": ["none", "host"],
     "salts": [1, 2],
     "wait": [None, 1, 1 << 30],
+    "pace": [None, 24],
 }
 """``salts``: how many tenants the prompts belong to. ``tiers``: with host memory, every prompt is asked for twice.
-``wait``: tokens for which a request waits for another that computes them: as it is, always, never."""
+``wait``: tokens for which a request waits for another that computes them: as it is, always, never.
+``pace``: an endless ``max_stall_ms`` and answers of unequal length, prompts filling up steps of so many tokens."""
 
-NOT_SETTINGS = ("memory", "n", "arrival", "tiers", "salts", "wait")
+NOT_SETTINGS = ("memory", "n", "arrival", "tiers", "salts", "wait", "pace")
 NUM_OUTPUT = 20
 
 
@@ -102,11 +107,20 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def run(folder: Path, setting: dict[str, Any]) -> tuple[dict[str, list[list[int]]], Any]:
     """All prompts through the engine core; {prompt name: answers of its children}, and the core."""
-    least = setting["wait"]
-    if least is None:
+    least, rows = setting["wait"], setting["pace"]
+    with ExitStack() as patches:
+        if least is not None:
+            patches.enter_context(
+                mock.patch.object(prefix_wait, "least_saved_tokens", lambda cost_model: least)
+            )
+        if rows is not None:
+            patches.enter_context(mock.patch.object(prompt_pace, "EFFICIENT_ROWS", rows))
         return _run(folder, setting)
-    with mock.patch.object(prefix_wait, "least_saved_tokens", lambda cost_model: least):
-        return _run(folder, setting)
+
+
+def output_len(setting: dict[str, Any], number: int) -> int:
+    """Tokens that prompt ``number`` is answered with: with equal lengths there is no pace but the fastest."""
+    return NUM_OUTPUT if setting["pace"] is None else NUM_OUTPUT - number
 
 
 def _run(folder: Path, setting: dict[str, Any]) -> tuple[dict[str, list[list[int]]], Any]:
@@ -122,6 +136,7 @@ def _run(folder: Path, setting: dict[str, Any]) -> tuple[dict[str, list[list[int
         num_kv_blocks=groups * (roomy if setting["memory"] == "roomy" else longest * 2 + 2),
         max_num_seqs=16,
         max_num_batched_tokens=512,
+        max_stall_ms=None if setting["pace"] is None else math.inf,
         host_cache_bytes=0 if setting["tiers"] == "none" else 16 << 20,
         **{k: v for k, v in setting.items() if k not in NOT_SETTINGS},
     )
@@ -129,13 +144,14 @@ def _run(folder: Path, setting: dict[str, Any]) -> tuple[dict[str, list[list[int
     requests = []
     rounds = "pq" if setting["tiers"] == "host" else "p"  # what was evicted is asked for again
     for name, (number, prompt) in itertools.product(rounds, enumerate(prompts())):
-        params = SamplingParams(n=setting["n"], temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True)
+        length = output_len(setting, number)
+        params = SamplingParams(n=setting["n"], temperature=0, max_tokens=length, ignore_eos=True)
         requests.append(
             EngineCoreRequest(
                 f"{name}{number}",
                 prompt,
                 params,
-                NUM_OUTPUT,
+                length,
                 namespace=str(number % setting["salts"]),
                 priority=(number * 7) % 3,
             )
@@ -161,8 +177,11 @@ def compare(folder: Path, references: list[Reference], setting: dict[str, Any]) 
     answers, core = run(folder, setting)
     comparison = Comparison()
     for name, children in answers.items():
+        reference = references[int(name[1:])]
+        length = output_len(setting, int(name[1:]))
+        expected = Reference(reference.token_ids[:length], reference.is_near_tie[:length])
         for child, token_ids in enumerate(children):
-            comparison.add(f"{name}.{child} {setting}", references[int(name[1:])], token_ids)
+            comparison.add(f"{name}.{child} {setting}", expected, token_ids)
     comparison.check()
     return core
 
@@ -180,6 +199,18 @@ def test_two_switches_change_no_token(model_folder: Any, index: int) -> None:
     names = models_for(pairs()[index])
     folder, references = model_folder(names[index % len(names)])
     compare(folder, references, pairs()[index])
+
+
+def test_prompts_do_ride_along(model_folder: Any) -> None:
+    folder, references = model_folder("llama")
+    setting = {**singles()[0], "pace": 24, "enable_prefix_caching": False}
+    rows: list[int] = []
+    launch = Scheduler._launch
+    with mock.patch.object(
+        Scheduler, "_launch", lambda self, step: (rows.append(step.num_tokens), launch(self, step))[1]
+    ):
+        compare(folder, references, setting)
+    assert max(rows) < 100 < sum(map(len, prompts()))
 
 
 def test_cascade_does_happen(model_folder: Any) -> None:

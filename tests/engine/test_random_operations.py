@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
+from headrace.core import prompt_pace
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.errors import RequestError
 from tests.engine.core_harness import FULL, HYBRID, VOCAB, CoreHarness
@@ -77,6 +79,22 @@ def test_answers_and_blocks_survive_2500_random_operations(case: int) -> None:
     specs, num_blocks, options = CASES[case]
     harness = storm(case, 2500, specs, num_blocks, **options)
     assert harness.core.scheduler.lifecycle.num_preemptions > 0 or options.get("batching") == "static"
+
+
+PACED: list[tuple[list[KVCacheSpec], int, dict[str, object]]] = [
+    (FULL, 40, {"max_steps_outstanding": 2, "lag": 1}),
+    (HYBRID, 90, {"max_steps_outstanding": 3, "lag": 2, "policy": "priority"}),
+    (HYBRID, 80, {"max_steps_outstanding": 1, "policy": "longest-prefix", "max_prefill_chunk": 7}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(PACED)))
+def test_prompts_at_a_pace_survive_2500_random_operations(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_pace, "EFFICIENT_ROWS", 6)
+    monkeypatch.setattr(prompt_pace, "MIN_PROMPT_TOKENS", 2)
+    specs, num_blocks, options = PACED[case]
+    harness = storm(100 + case, 2500, specs, num_blocks, max_stall_ms=math.inf, **options)
+    assert harness.core.scheduler.pace.is_on and harness.core.scheduler.lifecycle.num_preemptions > 0
 
 
 def test_a_storm_of_500_cancels_leaves_no_block_held() -> None:
