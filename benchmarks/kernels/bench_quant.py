@@ -4,6 +4,7 @@ Each batch size runs the step's four linears of a layer, over more weights than 
 within CUDA graphs; figures are scaled to 32 layers. Every packed result is compared with decoded weights first.
 
     PYTHONPATH=. python benchmarks/kernels/bench_quant.py            # table; --json FILE keeps it
+    PYTHONPATH=. python benchmarks/kernels/bench_quant.py --variants          # tiles to choose from, each checked
     PYTHONPATH=. python benchmarks/kernels/bench_quant.py --compile-only      # without a GPU: do the kernels compile?
 """
 
@@ -15,17 +16,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from quant_variants import (
+    LAYER,
+    NUM_LAYERS,
+    TILE_SHAPES,
+    compile_variants,
+    copy_of,
+    meta_matrix,
+    run_variants,
+)
 from triton_timing import MEMORY_BYTES_PER_S, compiling_only, graph_us
 
-from headrace.kernels.triton.halved_matrix import HalvedMatrix
 from headrace.kernels.triton.linear import linear
 from headrace.kernels.triton.linear_packed import embedding_packed, linear_packed, pack_matrix
+from headrace.kernels.triton.word_matrix import WordMatrix
 from headrace.quant.precision import Rounding, parse_form
 from headrace.quant.rounding import round_weights
 
-LAYER = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 HEAD = (128_256, 4096)
-NUM_LAYERS, COPIES = 32, 3
+COPIES = 3
 FORMS = ("int4-g32", "int4", "int4-g128", "int8", "int8-g32")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -35,10 +44,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--forms", nargs="+", default=list(FORMS))
-    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--batches", type=int, nargs="+")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--variants", action="store_true")
+    parser.add_argument("--part", default="0/1", help="i/n: with both, every n-th variant from the i-th on")
+    parser.add_argument("--processes", type=int, default=14, help="that compile variants")
+    parser.add_argument("--seconds", type=float, default=75.0, help="no variant is begun after this time")
     args = parser.parse_args()
+    args.batches = args.batches or list(TILE_SHAPES if args.variants else BATCHES)
+    if args.variants:
+        variants(args)
+        return
     if args.compile_only:
         compile_all(args.forms, args.batches)
         return
@@ -68,6 +85,16 @@ def main() -> None:
         args.json.write_text(json.dumps(figures, indent=1))
 
 
+def variants(args: argparse.Namespace) -> None:
+    if args.compile_only:
+        compile_variants(args.forms, args.batches, *map(int, args.part.split("/")))
+        return
+    print(f"{torch.cuda.get_device_name()}; torch {torch.__version__}; variants of Llama-3-8B's linears, us")
+    found = run_variants(args.forms, args.batches, args.processes, args.seconds)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
 def step_ms(layers: list, batch: int, device: torch.device, multiply: Callable[..., None]) -> float:
     """Milliseconds of 32 layers' linears."""
     launches = []
@@ -79,14 +106,7 @@ def step_ms(layers: list, batch: int, device: torch.device, multiply: Callable[.
     return graph_us(launches) * len(LAYER) * NUM_LAYERS / 1e3
 
 
-def copy_of(matrix: HalvedMatrix) -> HalvedMatrix:
-    minimums = None if matrix.minimums is None else matrix.minimums.clone()
-    shape = (matrix.num_rows, matrix.num_columns)
-    codes, scales = matrix.codes.clone(), matrix.scales.clone()
-    return HalvedMatrix(*shape, matrix.bits, matrix.group_columns, codes, scales, minimums)
-
-
-def check(packed: list[HalvedMatrix], device: torch.device) -> None:
+def check(packed: list[WordMatrix], device: torch.device) -> None:
     """Every way that a product takes, against decoded weights in float64."""
     for matrix in packed[:2]:
         ids = torch.arange(matrix.num_rows, device=device)
@@ -115,26 +135,15 @@ def compile_all(forms: list[str], batches: list[int]) -> None:
     """The kernels of every form, batch and shape, without running them."""
     with compiling_only() as compiled:
         for text in forms:
-            rounding = parse_form(text)
-            assert isinstance(rounding, Rounding)
             for num_outputs, num_inputs in (*LAYER.values(), HEAD):
-                small = round_weights(torch.randn(1, num_inputs), rounding)
-                matrix = pack_matrix(small)
-                codes = torch.empty(
-                    (num_outputs, matrix.codes.shape[1]), dtype=matrix.codes.dtype, device="meta"
-                )
-                scales = torch.empty((num_outputs, matrix.scales.shape[1]), dtype=torch.half, device="meta")
-                minimums = None if matrix.minimums is None else scales
-                shape = (num_outputs, num_inputs)
-                meta = HalvedMatrix(*shape, matrix.bits, matrix.group_columns, codes, scales, minimums)
+                meta = meta_matrix(text, num_outputs, num_inputs)
                 for batch in batches:
                     x = torch.empty((batch, num_inputs), dtype=torch.bfloat16, device="meta")
                     out = torch.empty((batch, num_outputs), dtype=torch.bfloat16, device="meta")
                     linear_packed(x, meta, None, out)
             table = torch.empty((1, num_inputs), dtype=torch.bfloat16, device="meta")
             embedding_packed(torch.empty(1, dtype=torch.int64, device="meta"), meta, table)
-    spills = {name: kernel.n_spills for name, kernel in compiled if getattr(kernel, "n_spills", 0)}
-    print(f"{len(compiled)} launches compiled; register spills: {spills or 'none'}")
+    print(f"{len(compiled)} launches compiled")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -10,12 +12,18 @@ pytest.importorskip("triton")
 from headrace.kernels.affine_matrix import AffineMatrix
 from headrace.kernels.reference import linear_packed as reference
 from headrace.kernels.triton import linear_packed as triton_ops
+from headrace.kernels.triton.packed_shapes import DecodedShape, PackedRowShape, PackedTileShape
 from tests.kernels.affine_matrices import KINDS, Kind, random_matrix
 from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
 
 
 def check(
-    matrix: AffineMatrix, num_rows: int, dtype: torch.dtype, out_dtype: torch.dtype, has_bias: bool = False
+    matrix: AffineMatrix,
+    num_rows: int,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    has_bias: bool = False,
+    shape: triton_ops.Shape | None = None,
 ) -> None:
     generator = torch.Generator().manual_seed(num_rows)
     x = torch.randn(num_rows, matrix.num_columns, generator=generator).to(DEVICE, dtype)
@@ -23,7 +31,7 @@ def check(
     on_device = matrix.to(DEVICE)
     exact = x.double() @ on_device.dequantize().double().T + (0.0 if bias is None else bias.double())
     out = torch.full((num_rows, matrix.num_rows + 5), 7.0, dtype=out_dtype, device=DEVICE)
-    triton_ops.linear_packed(x, triton_ops.pack_matrix(on_device), bias, out, 3)
+    triton_ops.linear_packed(x, triton_ops.pack_matrix(on_device), bias, out, 3, shape=shape)
     if num_rows:
         error = relative_error(out[:, 3 : 3 + matrix.num_rows], exact)
         # scales of two levels are multiplied and rounded to fp16; weights are rounded to the type of x
@@ -51,9 +59,42 @@ def test_one_scale_a_row_for_any_width(num_columns: int, bits: int, num_rows: in
     check(random_matrix(Kind(bits, group=None), 9, num_columns), num_rows, torch.float32, torch.float32)
 
 
+@pytest.mark.parametrize("block_w", [16, 32, 64])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_one_row_in_rounds(kind: Kind, block_w: int) -> None:
+    for num_columns in (512, 768):
+        matrix = random_matrix(kind, 11, num_columns)
+        check(matrix, 1, HALF, HALF, shape=PackedRowShape(4, block_w, 1))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_tiles(kind: Kind, splits: int) -> None:
+    matrix = random_matrix(kind, 35, 768)
+    shape = PackedTileShape(16, 16, 2, 1, splits)
+    check(matrix, 19, HALF, torch.float32, has_bias=splits != 2, shape=shape)
+    check(matrix, 3, torch.float32, torch.float32, has_bias=splits == 2, shape=shape)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_shapes(seed: int) -> None:
+    choose = random.Random(seed)
+    bits, group = choose.choice([4, 8]), choose.choice([16, 32, 64, 128, 192, None])
+    num_columns = choose.randrange(1, 6) * (group or 32) + (0 if group else choose.randrange(16))
+    kind = Kind(bits, group, has_minimums=choose.random() < 0.5)
+    matrix = random_matrix(kind, choose.randrange(1, 80), num_columns, seed)
+    tile = PackedTileShape(16, choose.choice([16, 32]), 2, 1, choose.choice([1, 2, 3]))
+    row = PackedRowShape(choose.choice([1, 2, 8]), choose.choice([16, 32, 128]), 1)
+    dtype = choose.choice([torch.float32, HALF])
+    out_dtype = choose.choice([dtype, torch.float32])
+    check(matrix, choose.randrange(1, 40), dtype, out_dtype, choose.random() < 0.5, tile)
+    check(matrix, 1, dtype, out_dtype, choose.random() < 0.5, row)
+    check(matrix, choose.randrange(1, 6), dtype, out_dtype, choose.random() < 0.5, DecodedShape(1 << 15))
+
+
 def test_many_rows_are_multiplied_with_decoded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_ops, "MAX_TILED_ROWS", 4)
-    monkeypatch.setattr(triton_ops, "_DECODED_BYTES", 5 * 64 * 4)
+    monkeypatch.setattr(triton_ops, "_DECODED", DecodedShape(5 * 64 * 4))
     for kind in (KINDS[1], KINDS[4]):
         check(random_matrix(kind, 12, 64), 6, torch.float32, torch.float32, has_bias=True)
 

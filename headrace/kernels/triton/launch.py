@@ -74,3 +74,16 @@ def wait_for_previous(PDL: tl.constexpr):
     """Wait until everything that earlier kernels wrote is there, and everything they read may be overwritten."""
     if PDL:
         gdc_wait()
+
+
+@triton.jit
+def prefetch_rows(pointers, NUM_BYTES: tl.constexpr):
+    """Ask for NUM_BYTES (a multiple of 16) at each of the 16-byte aligned pointers to come to the L2 cache."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; // dummy $0",
+        "=r,l,r",
+        [pointers, tl.full(pointers.shape, NUM_BYTES, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -1,4 +1,4 @@
-"""linear_packed and embedding_packed over matrices of 4 or 8 bits: see ``HalvedMatrix``."""
+"""linear_packed and embedding_packed over matrices of 4 or 8 bits: see ``WordMatrix``."""
 
 from __future__ import annotations
 
@@ -8,48 +8,72 @@ from torch import Tensor
 
 from headrace.kernels.affine_matrix import AffineMatrix
 from headrace.kernels.reference.linear_packed import round_inputs
-from headrace.kernels.triton.halved_matrix import CHUNK_BYTES, HalvedMatrix
 from headrace.kernels.triton.launch import launch_options
 from headrace.kernels.triton.linear import cublas
 from headrace.kernels.triton.linear_packed_kernels import (
-    PackedConfig,
     decode_rows_kernel,
     packed_row_kernel,
+    packed_sums_kernel,
     packed_tile_kernel,
 )
+from headrace.kernels.triton.packed_config import PackedConfig
+from headrace.kernels.triton.packed_shapes import (
+    DecodedShape,
+    PackedRowShape,
+    PackedTileShape,
+    row_shape,
+    tile_shape,
+)
+from headrace.kernels.triton.word_matrix import CHUNK_WORDS, WordMatrix
 
 MAX_TILED_ROWS = 32
-"""Beyond it the matrix is decoded once, piece by piece, and multiplied by cuBLAS: at 64 rows the tiles of a step of
-llama-3-8b take 24 ms (int4-g32, one H200), where bf16 weights are multiplied in 4.2."""
+"""Beyond it the matrix is decoded once, piece by piece, and multiplied by cuBLAS."""
 
-_DECODED_BYTES = 64 << 20
-_ROW_BYTES_AT_ONCE = 256
+_DECODED = DecodedShape(64 << 20)
+_SUMS_PER_PROGRAM = 1024
+_PREFETCH_BYTES = 256
+_NUMBERS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+Shape = PackedRowShape | PackedTileShape | DecodedShape
 
 
 def linear_packed(
     x: Tensor,
-    matrix: HalvedMatrix,
+    matrix: WordMatrix,
     bias: Tensor | None,
     out: Tensor,
     col: int = 0,
     input_bits: int = 32,
+    *,
+    shape: Shape | None = None,
 ) -> None:
     """See ``headrace.kernels.reference.linear_packed.linear_packed``. Several rows are multiplied with weights rounded
-    to the type of x, and scales of two levels with their product in fp16."""
+    to the type of x, as their scales are, and scales of two levels with their product in fp16."""
     if x.shape[0] == 0:
         return
     if input_bits != 32:
         x = round_inputs(x, input_bits).to(x.dtype)
-    if x.shape[0] == 1:
-        _one_row(x, matrix, bias, out, col)
-    elif x.shape[0] <= MAX_TILED_ROWS:
-        _tiles(x, matrix, bias, out, col)
+    shape = shape or packed_shape(x.shape[0], matrix)
+    if isinstance(shape, PackedRowShape):
+        _one_row(x, matrix, bias, out, col, shape)
+    elif isinstance(shape, PackedTileShape):
+        _tiles(x, matrix, bias, out, col, shape)
     else:
-        _decoded(x, matrix, bias, out, col)
+        _decoded(x, matrix, bias, out, col, shape)
+
+
+def packed_shape(num_rows: int, matrix: WordMatrix) -> Shape:
+    """How a product is made."""
+    num_words = matrix.codes.shape[1]
+    if num_rows == 1:
+        return row_shape(matrix.num_rows, num_words)
+    if num_rows <= MAX_TILED_ROWS:
+        return tile_shape(num_rows, matrix.num_rows, num_words)
+    return _DECODED
 
 
 def embedding_packed(
-    ids: Tensor, matrix: HalvedMatrix, out: Tensor, scale: float = 1.0, first_row: int | None = None
+    ids: Tensor, matrix: WordMatrix, out: Tensor, scale: float = 1.0, first_row: int | None = None
 ) -> None:
     """See ``headrace.kernels.reference.linear_packed.embedding_packed``."""
     if len(ids):
@@ -57,52 +81,78 @@ def embedding_packed(
         _decode(ids, matrix, out, first_row or 0, factor)
 
 
-def pack_matrix(matrix: AffineMatrix) -> HalvedMatrix:
+def pack_matrix(matrix: AffineMatrix) -> WordMatrix:
     """The matrix with 4 or 8 bits a weight."""
-    return HalvedMatrix.pack(matrix)
+    return WordMatrix.pack(matrix)
 
 
-def _one_row(x: Tensor, matrix: HalvedMatrix, bias: Tensor | None, out: Tensor, col: int) -> None:
-    block_b = min(_ROW_BYTES_AT_ONCE, triton.next_power_of_2(matrix.codes.shape[1]))
-    config = _config(matrix, bias, 1, 8 if matrix.num_rows >= 16384 else 4, block_b)
-    packed_row_kernel[(triton.cdiv(matrix.num_rows, config.block_n),)](
+def _one_row(
+    x: Tensor, matrix: WordMatrix, bias: Tensor | None, out: Tensor, col: int, shape: PackedRowShape
+) -> None:
+    config = _config(matrix, bias, 1, shape.block_n, shape.block_w)
+    packed_row_kernel[(triton.cdiv(matrix.num_rows, shape.block_n),)](
         x,
         *_tensors(matrix, bias),
         out,
         matrix.num_rows,
-        matrix.scales.shape[1],
+        matrix.scales.stride(0),
         col,
         C=config,
-        num_warps=4,
+        num_warps=shape.num_warps,
         **launch_options(),
     )
 
 
-def _tiles(x: Tensor, matrix: HalvedMatrix, bias: Tensor | None, out: Tensor, col: int) -> None:
-    num_rows = x.shape[0]
-    block_t = min(64, max(16, triton.next_power_of_2(num_rows)))
-    block_n = 32 if block_t == 16 else 64 if block_t == 32 else 128
-    config = _config(matrix, bias, block_t, block_n, CHUNK_BYTES)
-    packed_tile_kernel[(triton.cdiv(matrix.num_rows, block_n), triton.cdiv(num_rows, block_t))](
+def _tiles(
+    x: Tensor, matrix: WordMatrix, bias: Tensor | None, out: Tensor, col: int, shape: PackedTileShape
+) -> None:
+    num_rows, splits = x.shape[0], shape.num_splits
+    config = _config(matrix, bias, shape.block_t, shape.block_n, CHUNK_WORDS, splits)
+    options = launch_options()
+    target = out
+    if splits > 1:
+        sizes = (splits, num_rows, matrix.num_rows)
+        target = torch.empty(sizes, dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(matrix.num_rows, shape.block_n), triton.cdiv(num_rows, shape.block_t), splits)
+    ahead = min(_PREFETCH_BYTES, 4 * config.words_each) if config.num_words % config.words_each == 0 else 0
+    packed_tile_kernel[grid](
         x,
         *_tensors(matrix, bias),
-        out,
+        target,
         num_rows,
         matrix.num_rows,
-        matrix.scales.shape[1],
+        matrix.scales.stride(0),
         col,
         x.stride(0),
         out.stride(0),
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        NUMBER=_NUMBERS[x.dtype],
+        NUM_STAGES=shape.num_stages,
+        PREFETCH_BYTES=ahead if options["PDL"] else 0,
         C=config,
-        num_warps=4 if block_t < 64 else 8,
-        num_stages=4,
-        **launch_options(),
+        num_warps=shape.num_warps,
+        num_stages=1,
+        **options,
     )
+    if splits > 1:
+        packed_sums_kernel[(triton.cdiv(matrix.num_rows, _SUMS_PER_PROGRAM), num_rows)](
+            target,
+            target if bias is None else bias,
+            out,
+            num_rows,
+            matrix.num_rows,
+            col,
+            out.stride(0),
+            BLOCK=_SUMS_PER_PROGRAM,
+            C=config,
+            num_warps=4,
+            **options,
+        )
 
 
-def _decoded(x: Tensor, matrix: HalvedMatrix, bias: Tensor | None, out: Tensor, col: int) -> None:
-    rows_each = max(1, _DECODED_BYTES // (matrix.num_columns * x.element_size()))
+def _decoded(
+    x: Tensor, matrix: WordMatrix, bias: Tensor | None, out: Tensor, col: int, shape: DecodedShape
+) -> None:
+    rows_each = max(1, shape.num_bytes // (matrix.num_columns * x.element_size()))
     for start in range(0, matrix.num_rows, rows_each):
         count = min(rows_each, matrix.num_rows - start)
         weights = torch.empty((count, matrix.num_columns), dtype=x.dtype, device=x.device)
@@ -112,40 +162,43 @@ def _decoded(x: Tensor, matrix: HalvedMatrix, bias: Tensor | None, out: Tensor, 
         out[:, col : col + matrix.num_rows].add_(bias)
 
 
-def _decode(ids: Tensor | None, matrix: HalvedMatrix, out: Tensor, first_row: int, scale: float) -> None:
-    config = _config(matrix, None, 1, 1, CHUNK_BYTES)
-    decode_rows_kernel[(len(out), matrix.codes.shape[1] // CHUNK_BYTES)](
+def _decode(ids: Tensor | None, matrix: WordMatrix, out: Tensor, first_row: int, scale: float) -> None:
+    config = _config(matrix, None, 1, 1 if ids is not None else 16, 64)
+    decode_rows_kernel[
+        (triton.cdiv(len(out), config.block_n), triton.cdiv(config.num_words, config.block_w))
+    ](
         matrix.codes if ids is None else ids,
         *_tensors(matrix, None)[:3],
         out,
+        len(out),
         matrix.num_rows,
-        matrix.scales.shape[1],
+        matrix.scales.stride(0),
         out.stride(0),
         first_row,
         scale,
         HAS_IDS=ids is not None,
         C=config,
-        num_warps=1,
+        num_warps=1 if ids is not None else 4,
         **launch_options(),
     )
 
 
-def _tensors(matrix: HalvedMatrix, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _tensors(matrix: WordMatrix, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     minimums = matrix.scales if matrix.minimums is None else matrix.minimums
     return matrix.codes, matrix.scales, minimums, matrix.scales if bias is None else bias
 
 
 def _config(
-    matrix: HalvedMatrix, bias: Tensor | None, block_t: int, block_n: int, block_b: int
+    matrix: WordMatrix, bias: Tensor | None, block_t: int, block_n: int, block_w: int, num_splits: int = 1
 ) -> PackedConfig:
     return PackedConfig(
         matrix.num_columns,
         matrix.bits,
         matrix.group_columns,
-        matrix.segment,
         block_t,
         block_n,
-        block_b,
+        block_w,
         has_minimums=matrix.minimums is not None,
         has_bias=bias is not None,
+        num_splits=num_splits,
     )

@@ -1,0 +1,78 @@
+"""WordMatrix: an AffineMatrix as the Triton kernels read it: 4 or 8 bits, a scale and perhaps a minimum a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headrace.kernels.affine_matrix import AffineMatrix, GroupScales
+
+CHUNK_WORDS = 16
+"""Words of 32 bits in a chunk: code j of word w is that of the chunk's column 16 j + w. So the 16 codes at one place of
+a chunk's words are neighbouring columns, of one group, and make a step of the matrix units."""
+
+ROW_MULTIPLE = 128
+"""Scales are there for so many rows, so that tiles of up to as many load them unmasked."""
+
+_MAX_SPAN = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WordMatrix:
+    """Attributes:
+    bits: 4 or 8; codes of 5 and 6 bits are kept in 8, as are those of 4 whose groups are of 16 columns.
+    group_columns: columns that share a scale.
+    codes: [n, whole chunks] int32: words of eight codes, or of four signed ones of 8 bits.
+    scales, minimums: [G, n padded to a multiple of 128] fp16 where they are close enough, else fp32; minimums may be
+        None. Threads that hold a few rows load their scales at once.
+    """
+
+    num_rows: int
+    num_columns: int
+    bits: int
+    group_columns: int
+    codes: Tensor
+    scales: Tensor
+    minimums: Tensor | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of codes and scales."""
+        minimums = 0 if self.minimums is None else self.minimums.nbytes
+        return self.codes.nbytes + self.scales.nbytes + minimums
+
+    @classmethod
+    def pack(cls, matrix: AffineMatrix) -> WordMatrix:
+        """Packs a matrix where it lies. Groups are of 16, 32, 64, multiples of 64, or all columns."""
+        group = matrix.group_columns
+        if group >= matrix.num_columns:
+            group = -(-matrix.num_columns // _MAX_SPAN) * _MAX_SPAN
+        assert group in (16, 32) or group % _MAX_SPAN == 0, f"groups of {group} columns"
+        scales = _by_group(matrix.scales)
+        minimums = None if matrix.minimums is None else _by_group(matrix.minimums)
+        bits = 4 if matrix.bits == 4 and group != 16 else 8
+        codes = matrix.codes if bits == 4 else matrix.codes.to(torch.int16) - matrix.code_offset
+        shape = (matrix.num_rows, matrix.num_columns)
+        return cls(*shape, bits, group, _words(codes, bits), scales, minimums)
+
+
+def _words(codes: Tensor, bits: int) -> Tensor:
+    """codes [n, in] of any integers -> [n, words] int32."""
+    places = 32 // bits
+    padded = F.pad(codes.to(torch.uint8), (0, -codes.shape[1] % (CHUNK_WORDS * places)))
+    planes = padded.view(len(codes), -1, places, CHUNK_WORDS).transpose(2, 3)
+    if bits == 4:
+        planes = planes[..., 0::2] | (planes[..., 1::2] << 4)
+    return planes.contiguous().view(torch.int32).flatten(1)
+
+
+def _by_group(scales: GroupScales) -> Tensor:
+    """[G, n]: fp16 where that loses no more than a rounding to 11 bits; the products with activations round coarser."""
+    wide = scales.widen()
+    narrow, magnitude = wide.half(), wide.abs()
+    is_close = (narrow.float() - wide).abs() <= 2.0**-11 * (magnitude + magnitude.mean())
+    chosen = narrow if bool(is_close.all()) else wide
+    return F.pad(chosen.T, (0, -len(chosen) % ROW_MULTIPLE)).contiguous()
