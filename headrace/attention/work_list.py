@@ -73,6 +73,11 @@ def build_work_list(metadata: AttentionMetadata, tiling: Tiling) -> WorkList:
     query_starts = metadata.query_starts.astype(np.int64)
     context_lens = metadata.context_lens.astype(np.int64)
     query_lens = np.diff(query_starts)
+    if (query_lens == 1).all() and not metadata.shared_prefixes:
+        low = np.maximum(context_lens - (metadata.window or context_lens), 0)
+        split = tiling.short_split_tokens if tiling.short_rows else tiling.kv_split_tokens
+        if (low // split == (context_lens - 1) // split).all():
+            return _one_item_each(low, context_lens)
     request = np.repeat(np.arange(len(query_lens)), query_lens)
     tokens = np.arange(len(request))
     positions = tokens + (context_lens - query_starts[1:])[request]
@@ -88,6 +93,26 @@ def build_work_list(metadata: AttentionMetadata, tiling: Tiling) -> WorkList:
         tokens = np.concatenate((tokens, shared_rows))
         tiles = _concatenate(tiles, shared_tiles)
     return _cut(tokens, positions, tiles, tiling)
+
+
+def _one_item_each(low: Ints, context_lens: Ints) -> WorkList:
+    """Decodes whose keys [low, context_lens) are one item each. The general way comes to the same, but most steps are
+    such ones, and one request's has no time for it."""
+    count = len(context_lens)
+    order, nothing = np.arange(count, dtype=np.int32), np.empty(0, dtype=np.int32)
+    return WorkList(
+        query_rows=order,
+        row_positions=_int32(context_lens - 1),
+        item_request=order,
+        item_kv_start=_int32(low),
+        item_kv_end=_int32(context_lens),
+        item_row_start=order,
+        item_num_rows=np.ones(count, dtype=np.int32),
+        item_partial_start=np.full(count, -1, dtype=np.int32),
+        reduce_rows=nothing,
+        reduce_starts=np.zeros(1, dtype=np.int32),
+        reduce_slots=nothing,
+    )
 
 
 def _request_tiles(

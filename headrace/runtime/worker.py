@@ -40,6 +40,7 @@ from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv
 from headrace.runtime.memory_ledger import MemoryLedger
 from headrace.runtime.model_runner import Model, ModelRunner
 from headrace.runtime.native_step import NativeStep
+from headrace.runtime.replayed_step import ReplayedStep
 from headrace.runtime.request_states import RequestStates
 from headrace.runtime.staged_model import StagedModel
 from headrace.runtime.timed_step import TimedStep
@@ -265,6 +266,8 @@ class Worker:
         model: Model = self._model
         if self._attention == "native":
             model = NativeStep(self._model)
+        elif self._device.type == "cpu":
+            model = ReplayedStep(self._model)
         if self._world.link is not None:
             model = StagedModel(model, self._model, self._world.link)
         make_runner = ModelRunner if self._world.stage.is_last else EarlyStageRunner

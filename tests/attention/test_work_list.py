@@ -175,6 +175,20 @@ def test_single_split_items_need_no_merge() -> None:
     assert len(work.reduce_slots) == 0
 
 
+@pytest.mark.parametrize("window", [None, 5, 20, 60])
+@pytest.mark.parametrize("context_lens", [[1], [48], [3, 40, 17], [48, 96], [49]])
+def test_decodes_alone_are_planned_as_beside_a_prompt(context_lens: list[int], window: int | None) -> None:
+    count = len(context_lens)
+    alone = check(metadata_for([1] * count, context_lens, window=window), TILING)
+    beside = build_work_list(metadata_for([1] * count + [2], [*context_lens, 2], window=window), TILING)
+    found, expected = vars_of(alone), vars_of(beside)
+    for name, values in found.items():
+        is_reduction = name.startswith("reduce")
+        np.testing.assert_array_equal(
+            values, expected[name] if is_reduction else expected[name][: len(values)]
+        )
+
+
 def test_window_skips_blocks_outside_it() -> None:
     work = build_work_list(metadata_for([1, 3], [1000, 500], window=10), TILING)
     assert work.item_kv_start.min() == 488

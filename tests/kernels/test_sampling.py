@@ -207,8 +207,12 @@ def test_argmax_takes_the_lowest_index(vocab: int) -> None:
     values, indices = row_argmax(x)
     assert indices.tolist() == [row.index(max(row)) for row in x.tolist()]
     assert values.tolist() == [max(row) for row in x.tolist()]
+    for row in range(3):
+        value, index = row_argmax(x[row : row + 1])
+        assert (value.item(), index.item()) == (values[row].item(), indices[row].item())
     x[3, vocab // 2] = torch.nan
     assert torch.isnan(row_argmax(x)[0][3])
+    assert torch.isnan(row_argmax(x[3:4])[0][0])
 
 
 @pytest.mark.parametrize("vocab", VOCABS)

@@ -15,11 +15,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tenso
         weight: [E] fp32.
     """
     wide = x.float()  # once: ops over two types cost more than the copy
-    normed = torch.mul(wide, inverse_rms(wide, eps))
-    if out.dtype == torch.float32:
-        torch.mul(normed, weight, out=out)
+    if wide is x:
+        torch.mul(torch.mul(wide, inverse_rms(wide, eps)), weight, out=out)
     else:
-        out.copy_(normed.mul_(weight))
+        out.copy_(wide.mul_(inverse_rms(wide, eps)).mul_(weight))
 
 
 def add_rms_norm(
@@ -39,9 +38,10 @@ def inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
     """1 / sqrt(mean(x^2) + eps) over the last dimension, which stays with size 1; x is fp32."""
     norm = torch.linalg.vector_norm(x, 2, -1, True)
     # One op. As Python numbers, eps and 1/E would make it three, each of them as slow as the norm itself at T = 1.
-    return torch.addcmul(_constant(eps, x.device), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
+    addend = _constant(eps, None if x.is_cpu else x.device)
+    return torch.addcmul(addend, norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
 
 
 @lru_cache(maxsize=64)
-def _constant(value: float, device: torch.device) -> torch.Tensor:
+def _constant(value: float, device: torch.device | None) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float32, device=device)

@@ -111,7 +111,6 @@ def _store_one(keys_values: torch.Tensor, slot: int, k_cache: torch.Tensor) -> N
         return
     block_size, head_dim = k_cache.shape[2:]
     block, place = divmod(slot, block_size)
-    half, plane_size = head_dim // 2, block_size * head_dim
+    rows = keys_values.view(-1, head_dim)
     start = k_cache.storage_offset() + block * k_cache.stride(0) + place * head_dim
-    strides = (plane_size, plane_size, half, 1)
-    torch.as_strided(k_cache, keys_values.shape, strides, start).copy_(keys_values)
+    k_cache.as_strided(rows.shape, (block_size * head_dim, 1), start).copy_(rows)

@@ -26,11 +26,14 @@ _NUM_RANKED = 2048
 def row_argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     """The largest number of each row and its lowest index: ([R] of x's dtype, [R] int64). NaN counts as largest.
 
-    In two levels, since torch's argmax does not vectorize on a CPU while amax does.
+    In two levels, which takes half the time of torch's max over the rows of a batch; over one row max is faster.
 
     Args:
         x: [R, V], rows contiguous.
     """
+    if len(x) == 1:
+        value, token = x.max(-1)
+        return value, token
     chunks = _chunks(x, -torch.inf)
     values, chunk = chunks.amax(-1).max(-1)
     inner = _take_chunk(chunks, chunk).argmax(-1)
