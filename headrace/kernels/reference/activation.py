@@ -18,7 +18,8 @@ def gated_act(gate_up: torch.Tensor, kind: GatedActKind, out: torch.Tensor) -> N
         kind: "silu" or "gelu_tanh".
         out: [T, I].
     """
-    gate, up = gate_up.chunk(2, 1)
+    width = out.shape[1]
+    gate, up = gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width)
     if kind == "silu":
         # what F.silu calls, and which writes into ``out``, so that no memory is taken between
         torch._C._nn.silu(gate, out=out)  # type: ignore[call-arg]

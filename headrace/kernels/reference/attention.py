@@ -176,5 +176,4 @@ def _gather(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor, stored: 
     elif stored is None:
         out.copy_(rows.index_select(0, index))
     else:
-        stored = stored if len(stored) == len(index) else stored[: len(index)]
-        out.copy_(torch.index_select(rows, 0, index, out=stored))
+        out.copy_(torch.index_select(rows, 0, index, out=stored[: len(index)]))
