@@ -25,6 +25,8 @@ steps of 8,192."""
 MIN_PROMPT_TOKENS = 16
 """Prompts get so many tokens of a step, however many decodes it has."""
 
+_TILE_ROWS = 128
+
 _PERIOD = 16
 """Steps that a look at all requests serves for; more where there are more than 16 times ``_REQUESTS_A_STEP``."""
 
@@ -63,7 +65,7 @@ class PromptPace:
             if self._is_due(step.step_id):
                 self._plan(step.step_id)
             prompt_rows = max(MIN_PROMPT_TOKENS, self._prompt_rows)
-            most = min(most, max(self._least_rows, step.num_decodes + prompt_rows))
+            most = min(most, _whole_tiles(max(self._least_rows, step.num_decodes + prompt_rows)))
         return max(0, most - step.num_tokens)
 
     def cut(self, request: Request, start: int, wanted: int, step: Step) -> int:
@@ -89,7 +91,7 @@ class PromptPace:
         """Look at all requests: which rows the steps to come should have."""
         lifecycle = self._lifecycle
         requests = [*lifecycle.running, *lifecycle.preparation, *lifecycle.waiting]
-        answers = self._estimator.remaining_of(requests)
+        answers = self._answers_of(requests)
         longest = max(1, *answers)
         ahead, need, urgent = 0, 0.0, None
         for request, answer in zip(requests, answers, strict=True):
@@ -105,6 +107,14 @@ class PromptPace:
         self._planned_step, self._num_waiting = step_id, lifecycle.num_waiting
         self._next_step = step_id + max(_PERIOD, len(requests) // _REQUESTS_A_STEP)
 
+    def _answers_of(self, requests: list[Request]) -> list[int]:
+        """Tokens that each is still to generate: known where nothing ends the answer before its limit."""
+        expected = self._estimator.remaining_of(requests)
+        for index, request in enumerate(requests):
+            if request.runs_to_limit:
+                expected[index] = request.max_total_tokens - len(request.token_ids)
+        return expected
+
 
 def make_pace(
     config: SchedulerConfig, lifecycle: Lifecycle, estimator: OutputLengthEstimator, num_micro_batches: int
@@ -115,6 +125,13 @@ def make_pace(
     return PromptPace(
         lifecycle, estimator, config.max_step_tokens, is_on=is_endless and num_micro_batches == 1
     )
+
+
+def _whole_tiles(num_rows: int) -> int:
+    """The next size that products of matrices fill and that graphs are captured for: a step of fewer rows is padded to
+    it, so that prompts may have the rest for nothing."""
+    grain = _TILE_ROWS if num_rows <= 8 * _TILE_ROWS else 2 * _TILE_ROWS
+    return math.ceil(num_rows / grain) * grain
 
 
 def _to_compute(request: Request) -> int:

@@ -63,6 +63,7 @@ class Request:
     parent_id: the user's request id, shared by the children of n > 1.
     next_prompt_logprob: index of the first prompt token whose log-probability is not delivered yet.
     sequence: order of arrival, the tie breaker of every queue.
+    runs_to_limit: nothing ends its answer before the limit, neither a token, nor a text, a grammar or a search.
     """
 
     __slots__ = (
@@ -95,6 +96,7 @@ class Request:
         "priority",
         "request_id",
         "resident_capacity",
+        "runs_to_limit",
         "sample_seed",
         "sampling_params",
         "sequence",
@@ -134,6 +136,12 @@ class Request:
         self.max_total_tokens = len(prompt_token_ids) + max_tokens
         self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ()) | self.eos_token_ids
+        self.runs_to_limit = not (
+            self.stop_token_ids
+            or sampling_params.stop
+            or sampling_params.structured_outputs is not None
+            or sampling_params.use_beam_search
+        )
         self.arrival_time = arrival_time
         self.namespace = namespace
         self.tenant = tenant

@@ -14,6 +14,8 @@ from headrace.core import prompt_pace
 from headrace.core.admission import OutputLengthEstimator
 from headrace.core.output import SchedulerOutput
 from headrace.core.prompt_pace import EFFICIENT_ROWS, MIN_PROMPT_TOKENS, PromptPace, make_pace
+from headrace.core.request import Request
+from headrace.sampling_params import SamplingParams
 from tests.engine.core_harness import VOCAB, CoreHarness
 
 BUDGET = 8192
@@ -94,7 +96,7 @@ def test_one_long_answer_late_in_the_queue_hurries_all_before_it_and_none_after(
 
 
 def test_prompts_always_advance() -> None:
-    with mock.patch.object(prompt_pace, "EFFICIENT_ROWS", 8):
+    with mock.patch.multiple(prompt_pace, EFFICIENT_ROWS=8, _TILE_ROWS=1):
         batch = Batch()
         for number in range(40):
             batch.add(f"r{number}", 4, 400)
@@ -104,8 +106,34 @@ def test_prompts_always_advance() -> None:
     assert chunks[:15] == [MIN_PROMPT_TOKENS] * 15
 
 
+def test_answers_that_nothing_ends_are_known() -> None:
+    """Of others so much is expected as those took that have ended."""
+    pace = Batch().harness.core.scheduler.pace
+    requests = [
+        Request("r", [1, 2, 3], params, max_tokens=100, eos_token_ids=frozenset({9}))
+        for params in (
+            SamplingParams(ignore_eos=True),
+            SamplingParams(),
+            SamplingParams(ignore_eos=True, stop="x"),
+            SamplingParams(ignore_eos=True, stop_token_ids=[5]),
+        )
+    ]
+    assert pace._answers_of(requests) == [100, 81, 81, 81]
+
+
+def test_prompts_fill_up_what_products_are_padded_to() -> None:
+    """More decodes than the efficient size and a prompt's least share: the step is padded, so the prompt has the rest."""
+    with mock.patch.multiple(prompt_pace, EFFICIENT_ROWS=8, _TILE_ROWS=64):
+        batch = Batch()
+        for number in range(70):
+            batch.add(f"r{number}", 4, 400)
+        batch.add("late", 300, 4)
+        batch.run()
+    assert [rows for rows in batch.rows if 1 < rows < 1000][1:5] == [128] * 4
+
+
 def test_forks_wait_for_no_prompt() -> None:
-    with mock.patch.object(prompt_pace, "EFFICIENT_ROWS", MIN_PROMPT_TOKENS):
+    with mock.patch.multiple(prompt_pace, EFFICIENT_ROWS=MIN_PROMPT_TOKENS, _TILE_ROWS=1):
         batch = Batch()
         batch.add("longest", 1, 300)
         batch.add("family", 20, 10, n=4)
