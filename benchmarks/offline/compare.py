@@ -3,8 +3,8 @@
     python benchmarks/offline/compare.py llama-3-8b splitfuse|batching|overlap [--workload NAME] [--requests N]
 
 splitfuse: prompts of 2,600 tokens that arrive at random beside running streams; whole prompts first against chunks that
-    keep a step within ``--stall-ms``, by default 1.4 times the median one. Target: P95 of the time between tokens at least 4 times lower, P99 at
-    most 1.5 times P50, median time to the first token at most 1.4 times as long.
+    keep a step within ``--stall-ms``, by default 1.4 times the median one. Target: P95 of the time between tokens at
+    least 4 times lower, P99 at most 1.5 times P50, median time to the first token at most 1.4 times as long.
 batching: a batch that is formed once against continuous batching. Target: at least 3 times the tokens a second.
 overlap: one step outstanding against two. Target: the device idle at most 2 % of the time.
 

@@ -122,7 +122,7 @@ def test_answers_that_nothing_ends_are_known() -> None:
 
 
 def test_prompts_fill_up_what_products_are_padded_to() -> None:
-    """More decodes than the efficient size and a prompt's least share: the step is padded, so the prompt has the rest."""
+    """More decodes than the efficient size: the step is padded, so the prompt has more than its least share."""
     with mock.patch.multiple(prompt_pace, EFFICIENT_ROWS=8, _TILE_ROWS=64):
         batch = Batch()
         for number in range(70):
