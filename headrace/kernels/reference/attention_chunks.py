@@ -96,7 +96,7 @@ class Chunk:
         values are gathered; else None.
     bag_rows, bag_starts: [n*K*G*S] rows of values to sum for each head of single rows, and [n*K*G] where each sum's
         begin; None: values are gathered and multiplied.
-    bias: [n*K, G, S] of 0 or HIDDEN_SCORE, for items of one row; else None.
+    bias: [n*K, 1, S] of 0 or HIDDEN_SCORE, for items of one row; else None.
     hidden: [n, 1, M, 1, S] bool, slots that a row must not see; None when all are seen or ``bias`` says it.
     target: rows of D in out (when is_final), or in the partials.
     log_target: rows of the partials' log-sum-exps; None when is_final.
@@ -300,10 +300,7 @@ class ChunkedWork:
             return None, self._to_device(hidden[:, None, :, None])
         bias = np.zeros(hidden.shape, dtype=np.float32)
         bias[hidden] = HIDDEN_SCORE
-        # a row for each head, though they are equal: baddbmm is slow to widen them
-        by_head = bias.repeat(self.geometry.num_heads, axis=1).reshape(
-            -1, self.geometry.group_size, shape.num_slots
-        )
+        by_head = np.repeat(bias, self.geometry.num_kv_heads, axis=0)
         return self._to_device(by_head).to(self.geometry.dtype), None
 
     def _to_device(self, values: npt.NDArray[Any]) -> torch.Tensor:
