@@ -27,6 +27,9 @@ Batch = Any
 """A ``ForwardBatch``, which this room cannot import."""
 
 
+_PLAN = "plan "
+
+
 class HasForward(Protocol):
     """A model: ``forward`` calls nothing but ``ops``, over views of ``arena``'s buffers and fields of the batch."""
 
@@ -47,6 +50,11 @@ class Symbol:
 
     name: str
     index: int
+
+    @property
+    def is_attention_plan(self) -> bool:
+        """Whether it stands for a group's attention plan."""
+        return self.name.startswith(_PLAN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,17 @@ class OpPlan:
 
     def __len__(self) -> int:
         return len(self.calls)
+
+    @property
+    def reads_attention_work(self) -> bool:
+        """Whether some op reads more of an attention plan than its block table. An op that does not has an attribute
+        ``reads_block_table_only``."""
+        return any(
+            isinstance(value, Symbol) and value.is_attention_plan
+            for call in self.calls
+            if not getattr(call.op, "reads_block_table_only", False)
+            for value in call.args
+        )
 
     def replay(self, batch: Batch) -> torch.Tensor:
         """Run the forward over ``batch``; bitwise what the model's own ``forward`` gives."""
@@ -115,7 +134,7 @@ class OpRecorder:
         self._buffers = model.arena.buffers()
         names = ["input_ids", "positions"]
         for group in range(len(batch.groups)):
-            names += (f"slot_mapping {group}", f"plan {group}")
+            names += (f"slot_mapping {group}", f"{_PLAN}{group}")
         names += (buffer.name for buffer in self._buffers)
         values = _batch_values(batch) + [buffer.rows(batch.num_tokens) for buffer in self._buffers]
         self._values = values

@@ -148,6 +148,7 @@ class GraphedSteps:
         self._replays: dict[StepKind, Callable[[], None]] = {}
         self._outputs: dict[StepKind, _Outputs] = {}
         self._seen: set[StepKind] = set()
+        self._need_no_plan: set[StepKind] = set()  # captured, and whatever the attention's work, right for it
 
     @property
     def num_graphs(self) -> int:
@@ -159,19 +160,20 @@ class GraphedSteps:
         bucket = next((size for size in self._buckets if size >= step.num_tokens), None)
         if bucket is None:
             return None
-        views = self._inputs.views(bucket)
-        plans = self._plan(step, views)
-        if plans is None:
-            return None
         is_decode = step.is_decode and self._picks and bucket <= len(self._rows)
         wishes = self._states.sampling
         draw = wishes.plain_draw(step.sampled_slots, step.sampled_positions) if is_decode else None
+        kind = StepKind(bucket, False, is_decode, draw is not None)
+        if kind not in self._need_no_plan:
+            views = self._inputs.views(bucket)
+            plans = self._plan(step, views)
+            if plans is None:
+                return None
+            kind = kind._replace(has_long_tiles=any(map(_has_long_tiles, plans)))
+            self._batch = ForwardBatch(
+                bucket, views.ids, views.positions, tuple(map(GroupBatch, views.slot_mappings, plans))
+            )
         self._inputs.fill(step, bucket, draw)
-        kind = StepKind(bucket, any(map(_has_long_tiles, plans)), is_decode, draw is not None)
-        groups = zip(views.slot_mappings, plans, strict=True)
-        self._batch = ForwardBatch(
-            bucket, views.ids, views.positions, tuple(GroupBatch(mapping, plan) for mapping, plan in groups)
-        )
         if self._link is not None:
             self._link.receive(self._model.stage_buffers(step.num_tokens))
         num_prepared = len(self._seen) + len(self._replays)
@@ -206,6 +208,8 @@ class GraphedSteps:
         outputs = self._outputs[kind]
         if may_capture and (self._optimize_plan(kind) or kind in self._seen):
             self._replays[kind] = self._capture(lambda: self._body(kind))
+            if not self._plans[kind.bucket, kind.has_long_tiles].reads_attention_work:
+                self._need_no_plan.add(kind)
         self._seen.add(kind)
         return outputs
 

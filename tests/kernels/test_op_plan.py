@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headrace.kernels.arena import Arena
-from headrace.kernels.op_plan import Symbol, record
+from headrace.kernels.op_plan import OpCall, OpPlan, Symbol, record
 from headrace.kernels.registry import Ops
 
 
@@ -124,5 +124,20 @@ def test_values_of_groups_are_symbols() -> None:
     model = Model(planned)
     plan = record(model, with_groups(3))
     assert plan.calls[1].args[1] == Symbol("slot_mapping 1", 4)
+    assert not plan.reads_attention_work
     other = with_groups(6)
     assert torch.equal(plan.replay(other), model.table[other.input_ids].flip(0))
+
+
+def test_whether_attention_work_is_read() -> None:
+    """By any op that is given a plan, unless the op says that it reads the block table only."""
+
+    def read(plan: object) -> None: ...
+
+    def look_up(plan: object) -> None: ...
+
+    look_up.reads_block_table_only = True  # type: ignore[attr-defined]
+    calls = [OpCall(op.__name__, op, (Symbol("plan 0", 3),), ((0, 3),)) for op in (read, look_up)]
+    buffer = Arena("cpu").buffer("a", 4, torch.float32)
+    assert OpPlan(calls, [buffer], buffer).reads_attention_work
+    assert not OpPlan(calls[1:], [buffer], buffer).reads_attention_work

@@ -6,17 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from headrace import LLM, SamplingParams
 from headrace.attention.base import AttentionShape, PlanLimits
+from headrace.attention.metadata import AttentionMetadata
 from headrace.attention.reference import ReferenceBackend
 from headrace.config import EngineConfig
 from headrace.core.output import EngineCoreRequest
 from headrace.engine.assemble import build_engine_core
 from headrace.engine.engine_core import EngineCore
-from headrace.kernels.op_plan import OpPlan
+from headrace.kernels.op_plan import OpCall, OpPlan, Symbol
 from headrace.kernels.reference import sampling
 from headrace.runtime.cuda_graph import GraphedSteps
 from headrace.runtime.worker import Worker
@@ -194,6 +196,70 @@ def test_steps_that_prepare_others_are_told_apart(
         assert sum(outputs) == len(small_steps._seen) + 1, "the first kind is captured when it comes again"
     assert len(observed) == len(outputs) - sum(outputs) > 4
     core.shutdown()
+
+
+class TableAttention:
+    """Attention of one token over a block table; it plans for itself."""
+
+    reads_block_table_only = True
+
+    def __init__(self, worker: Worker) -> None:
+        model = worker._model
+        assert model is not None
+        self._attention = model.ops.attention
+        shape = AttentionShape(model.num_heads, model.num_kv_heads, model.arch.head_dim)
+        self._backend = ReferenceBackend(shape, torch.device("cpu"))
+
+    def __call__(self, positions: torch.Tensor, qkv: Any, k: Any, v: Any, plan: Any, *rest: Any) -> None:
+        lengths = [np.array(values, np.int32) for values in ([0, 1], [int(positions[0]) + 1])]
+        metadata = AttentionMetadata(*lengths, plan.block_table, plan.block_size)
+        self._attention(qkv, k, v, self._backend.plan(metadata), *rest)
+
+
+def test_steps_that_read_the_block_table_only_are_not_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model("llama", tmp_path)
+    found: list[list[int]] = []
+    num_plans = [0]
+    plan = GraphedSteps._plan
+
+    def counted(self: GraphedSteps, *args: Any) -> Any:
+        num_plans[0] += 1
+        return plan(self, *args)
+
+    monkeypatch.setattr(GraphedSteps, "_plan", counted)
+    for is_graphed in (False, True):
+        core = build_core(tmp_path)
+        if is_graphed:
+            worker = core.executor._worker  # type: ignore[attr-defined]
+            attention = TableAttention(worker)
+
+            def optimize(plan: OpPlan, num_tokens: int, attention: TableAttention = attention) -> OpPlan:
+                positions = Symbol("positions", 1)
+                calls = [
+                    OpCall(
+                        "table_attention",
+                        attention,
+                        (positions, *call.args),
+                        ((0, 1), *((place + 1, index) for place, index in call.symbols)),
+                    )
+                    if call.name == "attention" and num_tokens == 1
+                    else call
+                    for call in plan.calls
+                ]
+                return OpPlan(calls, plan.buffers, plan.result)
+
+            add_small_steps(worker, 8, optimize=optimize)
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        core.add_request(EngineCoreRequest("r", [5, 6, 7], params, 30))
+        found.append([])
+        while core.has_work():
+            for item in core.step():
+                found[-1] += item.new_token_ids
+        core.shutdown()
+    assert found[0] == found[1] and len(found[0]) == 30
+    assert num_plans[0] == 3, "the prompt, the first decode, and the one that was captured"
 
 
 @pytest.mark.gpu

@@ -71,6 +71,9 @@ class DecodeStack:
         kind: of the activation.
     """
 
+    reads_block_table_only = True
+    """Of the attention plan: a step needs none made (``OpPlan.reads_attention_work``)."""
+
     def __init__(
         self, layers: Sequence[LayerTensors], eps: float, scale: float, heads: tuple[int, int, int], kind: str
     ) -> None:
