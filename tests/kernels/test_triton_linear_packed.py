@@ -94,6 +94,7 @@ def test_random_shapes(seed: int) -> None:
 
 def test_many_rows_are_multiplied_with_decoded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_ops, "MAX_TILED_ROWS", 4)
+    monkeypatch.setattr(triton_ops, "MAX_FP32_ROWS", 4)
     monkeypatch.setattr(triton_ops, "_DECODED", DecodedShape(5 * 64 * 4))
     for kind in (KINDS[1], KINDS[4]):
         check(random_matrix(kind, 12, 64), 6, torch.float32, torch.float32, has_bias=True)

@@ -39,15 +39,21 @@ class DecodedShape:
     num_bytes: int
 
 
-def row_shape(num_outputs: int, num_words: int) -> PackedRowShape:
-    """Few outputs need small tiles to fill the device."""
-    if num_outputs >= 16384:
-        return PackedRowShape(8, min(128, triton.next_power_of_2(num_words)), 1)
-    return PackedRowShape(4, min(512, triton.next_power_of_2(num_words)), 4)
+def row_shape(num_words: int, bits: int, group_columns: int) -> PackedRowShape:
+    """As measured on an H200 (``bench_quant.py --variants``, 6144 x 4096): few scales leave room for more outputs."""
+    if bits == 8:
+        return PackedRowShape(4, min(512, triton.next_power_of_2(num_words)), 4)
+    return PackedRowShape(8 if group_columns > 32 else 4, min(256, triton.next_power_of_2(num_words)), 2)
 
 
 def tile_shape(num_rows: int, num_outputs: int, num_words: int) -> PackedTileShape:
-    """As ``row_shape``."""
-    block_t = max(16, min(64, triton.next_power_of_2(num_rows)))
-    splits = max(1, min(8, 264 * 64 // max(num_outputs, 1), num_words // 128))
-    return PackedTileShape(block_t, 64, 4, 4, 1 << (splits.bit_length() - 1))
+    """As measured likewise: all rows in one tile, so that weights are decoded once, and programs to fill the device."""
+    rows = triton.next_power_of_2(num_rows)
+    if rows <= 32:
+        block_t, block_n, stages, warps, wanted = max(16, rows), 64, 6 if rows <= 16 else 5, 4, 400
+    else:
+        block_t, block_n, stages, warps = min(rows, 128), 128, 4, 8
+        wanted = 200 if rows == 64 else 100
+    programs = triton.cdiv(num_outputs, block_n) * triton.cdiv(num_rows, block_t)
+    splits = max(1, min(8, wanted // programs, num_words // 128))
+    return PackedTileShape(block_t, block_n, stages, warps, 1 << (splits.bit_length() - 1))
