@@ -156,7 +156,7 @@ def _measure(
         for shape in shapes_of(batch, matrix.num_rows, matrix.codes.shape[1]):
             if time.perf_counter() > deadline:
                 break
-            variant = text_of(shape) + ("*" if shape == packed_shape(batch, matrix) else "")
+            variant = text_of(shape) + ("*" if shape == packed_shape(batch, matrix, torch.bfloat16) else "")
             try:
                 out.fill_(torch.nan)
                 linear_packed(x, matrix, None, out, shape=shape)
