@@ -34,6 +34,8 @@ class TritonBackend:
         self._buffer: torch.Tensor | None = None
         self._scratch: dict[tuple[int, int], Scratch] = {}
         self._max_partial_rows = 0
+        self._header = b""  # of the last plan in the buffer, and its tensors
+        self._views: dict[str, torch.Tensor] = {}
         if limits is not None:
             row_bytes = shape.num_heads * (shape.head_dim + 1) * 4
             most = (1 + MAX_LEVELS) * self._split.max_splits * limits.max_tokens
@@ -58,9 +60,31 @@ class TritonBackend:
             packed = self._pack(work, self._buffer, self._max_partial_rows, self._scratch)
         else:
             packed = self._pack(work, host.to(self._device, non_blocking=True), num_partials, {})
-        plan = _view_plan(packed.buffer, host.numpy(), metadata, self._split.min_short_tokens)
-        plan.derived[WORK_KEY] = packed
-        return plan
+        return self._plan(metadata, packed, host.numpy()[: layout.REDUCE_SLOTS_AT + 1])
+
+    def _plan(self, metadata: AttentionMetadata, packed: PackedWork, header: np.ndarray) -> AttentionPlan:
+        """The plan whose tensors are views of the buffer that begins with ``header``."""
+        if self._buffer is None:
+            views = _views(packed.buffer, header.tolist())
+        else:
+            said = header.tobytes()
+            if said != self._header:
+                self._header, self._views = said, _views(packed.buffer, header.tolist())
+            views = self._views
+        num_items, num_rows, num_partials, num_reductions = header[:4].tolist()
+        return AttentionPlan(
+            block_size=metadata.block_size,
+            window=metadata.window,
+            kv_split_tokens=self._split.min_short_tokens,
+            block_table=metadata.block_table,
+            num_tokens=int(metadata.query_starts[-1]),
+            num_items=num_items,
+            num_rows=num_rows,
+            num_partials=num_partials,
+            num_reductions=num_reductions,
+            derived={WORK_KEY: packed},
+            **views,
+        )
 
     def _pack(
         self,
@@ -100,30 +124,17 @@ class TritonBackend:
                 )
 
 
-def _view_plan(
-    buffer: torch.Tensor, host: np.ndarray, metadata: AttentionMetadata, kv_split_tokens: int
-) -> AttentionPlan:
-    """The plan whose tensors are views of the buffer, of which ``host`` is the copy."""
-    num_items, num_rows, num_partials, num_reductions = (int(count) for count in host[:4])
-    rows_at, items_at, reduce_at, starts_at, slots_at = (int(place) for place in host[5:10])
+def _views(buffer: torch.Tensor, header: list[int]) -> dict[str, torch.Tensor]:
+    """A plan's tensors, by name."""
+    num_items, num_rows, num_partials, num_reductions, _ = header[:5]
+    rows_at, items_at, reduce_at, starts_at, slots_at = header[5:10]
     rows = buffer.as_strided((2, num_rows), (1, 2), rows_at)
     items = buffer.as_strided((layout.ITEM_SIZE, num_items), (1, layout.ITEM_SIZE), items_at)
-    tensors = dict(
-        zip(layout.ROW_FIELDS + layout.ITEM_FIELDS, (*rows, *items[: len(layout.ITEM_FIELDS)]), strict=True)
-    )
-    return AttentionPlan(
-        block_size=metadata.block_size,
-        window=metadata.window,
-        kv_split_tokens=kv_split_tokens,
-        block_table=metadata.block_table,
-        num_tokens=int(metadata.query_starts[-1]),
-        num_items=num_items,
-        num_rows=num_rows,
-        num_partials=num_partials,
-        num_reductions=num_reductions,
-        counts=buffer[:4],
-        reduce_rows=buffer[reduce_at : reduce_at + num_reductions],
-        reduce_starts=buffer[starts_at : starts_at + num_reductions + 1],
-        reduce_slots=buffer[slots_at : slots_at + num_partials],
-        **tensors,
-    )
+    return {
+        "counts": buffer[:4],
+        "reduce_rows": buffer[reduce_at : reduce_at + num_reductions],
+        "reduce_starts": buffer[starts_at : starts_at + num_reductions + 1],
+        "reduce_slots": buffer[slots_at : slots_at + num_partials],
+        **dict(zip(layout.ROW_FIELDS, rows, strict=True)),
+        **dict(zip(layout.ITEM_FIELDS, items[: len(layout.ITEM_FIELDS)], strict=True)),
+    }

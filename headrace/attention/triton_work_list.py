@@ -75,14 +75,19 @@ class SplitRule:
     ) -> Ints:
         """Split length of each tile, from where its view ends (a shared prefix's: how long it is), ``context``, and
         how many keys it reads, ``spans``."""
-        cut = self.short_cut(spans[is_short])
-        short = np.maximum(_power_of_two(-(-context // self.max_splits)), cut)
+        short = self.short_lengths(context, self.short_cut(spans[is_short]))
         if is_short.all():
             return short
         wanted = np.clip(self.num_units // (num_sisters * self.num_kv_heads), 1, self.max_splits)
         finest = np.where(is_shared, self.min_shared_tokens, self.min_long_tokens)
         long = np.maximum(_power_of_two(-(-context // wanted)), finest)
         return np.where(is_short, short, np.where(wanted > 1, long, _NEVER))
+
+    def short_lengths(self, context: Ints, cut: int) -> Ints:
+        """Split lengths of short tiles of a step whose cut is ``cut``."""
+        if context.max(initial=0) <= self.max_splits * cut:
+            return np.full(len(context), cut)
+        return np.maximum(_power_of_two(-(-context // self.max_splits)), cut)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +127,9 @@ def build_triton_work_list(metadata: AttentionMetadata, rows: TileRows, split: S
     """Plan one step of one KV group. Reads lengths only, never the block table's entries."""
     starts = metadata.query_starts.astype(np.int64)
     context_lens = metadata.context_lens.astype(np.int64)
-    query_lens = np.diff(starts)
+    query_lens = starts[1:] - starts[:-1]
+    if len(query_lens) and not metadata.shared_prefixes and (query_lens == 1).all():
+        return _cut_decodes(context_lens, metadata.window, split)
     request = np.repeat(np.arange(len(query_lens)), query_lens)
     tokens = np.arange(len(request))
     positions = tokens + (context_lens - starts[1:])[request]
@@ -227,6 +234,46 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: Sp
         "reduce_slots": reduce_slots,
     }
     return TritonWorkList(arrays, int(np.count_nonzero(is_short_tile[tile])))
+
+
+def _cut_decodes(context: Ints, window: int | None, split: SplitRule) -> TritonWorkList:
+    """One token a request and nothing shared. The general way comes to the same, but most steps are such ones, and the
+    host has less than a step's time for them."""
+    requests = np.arange(len(context))
+    low = np.zeros_like(context) if window is None else np.maximum(context - window, 0)
+    spans = context - low
+    length = split.short_lengths(context, split.short_cut(spans))
+    first_split = low // length
+    num_splits = (context - 1) // length - first_split + 1
+    if num_splits.max() == 1:
+        tile = np.argsort(-spans, kind="stable")
+        start, end = low[tile], context[tile]
+        partial_start = np.full(len(tile), -1)
+        nothing = np.empty(0, np.int64)
+        reduce_rows, reduce_starts, reduce_slots = nothing, np.zeros(1, np.int64), nothing
+    else:
+        tile, index = ranges(num_splits)
+        cut = (first_split[tile] + index) * length[tile]
+        start, end = np.maximum(low[tile], cut), np.minimum(context[tile], cut + length[tile])
+        order = np.argsort(start - end, kind="stable")
+        tile, start, end = tile[order], start[order], end[order]
+        is_partial = num_splits[tile] > 1
+        partial_start = np.where(is_partial, np.cumsum(is_partial) - 1, -1)
+        reduce_rows, reduce_starts, reduce_slots = group_by_token(tile[is_partial])
+    arrays = {
+        "query_rows": requests,
+        "row_positions": context - 1,
+        "item_request": tile,
+        "item_kv_start": start,
+        "item_kv_end": end,
+        "item_row_start": tile,
+        "item_num_rows": np.ones(len(tile), np.int64),
+        "item_partial_start": partial_start,
+        "reduce_rows": reduce_rows,
+        "reduce_starts": reduce_starts,
+        "reduce_slots": reduce_slots,
+    }
+    return TritonWorkList(arrays, len(tile))
 
 
 def _power_of_two(values: Ints) -> Ints:

@@ -11,13 +11,13 @@ import torch
 pytest.importorskip("triton")
 
 from headrace.attention.base import AttentionShape, PlanLimits, create_backend
-from headrace.attention.metadata import AttentionPlan
+from headrace.attention.metadata import AttentionMetadata, AttentionPlan
 from headrace.attention.triton import TritonBackend
 from headrace.attention.triton_work_list import SplitRule, build_triton_work_list
 from headrace.kernels.triton import attention as attention_op
 from headrace.kernels.triton.attention import attention
 from headrace.kernels.triton.attention_tiles import LaunchShape
-from headrace.kernels.triton.attention_work import TileRows
+from headrace.kernels.triton.attention_work import ITEM_FIELDS, REDUCE_FIELDS, ROW_FIELDS, TileRows
 from tests.kernels.paged_step import PagedStep, make_step
 from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
 
@@ -188,6 +188,42 @@ def test_work_lists_cover_every_visible_key_once() -> None:
             covered = sorted(span for span in ranges if span[0] < span[1])
             assert covered[0][0] == low_of(position, window) and covered[-1][1] == position + 1
             assert all(a[1] == b[0] for a, b in itertools.pairwise(covered))
+
+
+def test_decodes_alone_are_planned_as_in_any_step() -> None:
+    """A request without tokens changes nothing but the way that is taken."""
+    rng = np.random.default_rng(1)
+    numbers = [1, 2, 7, 64, 300]
+    for _ in range(300):
+        count = int(rng.choice(numbers))
+        contexts = rng.integers(1, int(rng.choice([3, 100, 1000, 50_000])), count).astype(np.int32)
+        window = rng.choice([None, 1, 20, 300, 5000])
+        split = SplitRule(int(rng.choice([1, 8])), **(TINY_SPLITS if rng.random() < 0.5 else {}))
+        rows = TileRows.for_group(int(rng.choice([1, 4, 16])))
+        works = []
+        for more in (0, 1):
+            metadata = AttentionMetadata(
+                query_starts=np.append(np.arange(count + 1), [count] * more).astype(np.int32),
+                context_lens=np.append(contexts, [9] * more).astype(np.int32),
+                block_table=torch.zeros(0),
+                block_size=16,
+                window=None if window is None else int(window),
+            )
+            works.append(build_triton_work_list(metadata, rows, split))
+        assert works[0].num_short == works[1].num_short
+        assert works[0].arrays.keys() == works[1].arrays.keys()
+        for name, values in works[1].arrays.items():
+            assert np.array_equal(works[0].arrays[name], values), name
+
+
+def test_plans_in_one_buffer_have_the_tensors_of_their_own_lengths() -> None:
+    """Views are made again when lengths change, also back to earlier ones."""
+    backend = TritonBackend(SMALL, DEVICE, PlanLimits(64, 8, 512))
+    for contexts in ([40, 30], [41, 31], [300], [42, 32], [43, 33]):
+        step = make_step([1] * len(contexts), contexts, SMALL, DEVICE, torch.float32)
+        fixed, exact = backend.plan(step.metadata), TritonBackend(SMALL, DEVICE).plan(step.metadata)
+        for name in (*ROW_FIELDS, *ITEM_FIELDS, *REDUCE_FIELDS):
+            assert torch.equal(getattr(fixed, name), getattr(exact, name)), name
 
 
 NAMES = ("request", "kv_start", "kv_end", "row_start", "num_rows", "partial_start")
