@@ -4,7 +4,7 @@ The model is linear with non-negative coefficients in a few terms that grow with
 launches), tokens (with hinges, because a matrix product over few rows costs as much as its weights' bytes, and with
 jumps, because kernels change and tiles are full at certain numbers of rows), requests, sampled rows, KV tokens read,
 and query-key pairs. Fitting is weighted least squares on the relative error with slow forgetting; the normal equations
-are kept, so an observation costs microseconds and history costs nothing.
+are kept, and take in a fit's new observations at once, so an observation costs microseconds and history nothing.
 
 Beside that a device has its moods: neighbours, heat, weights that a cache keeps between small steps but not after a
 large one. They last for tens of steps, longer than a step and shorter than the fit's memory; so the last errors of
@@ -17,6 +17,7 @@ import math
 from operator import mul
 
 import msgspec
+import numpy as np
 
 CERTAIN_SAVED_TOKENS = 1 << 18
 """A step that reads so many KV tokens less is faster, whatever the fit says: while the same requests decode, its terms
@@ -35,6 +36,8 @@ _FORGET = 0.998
 _MIN_OBSERVATIONS = 8
 _REFIT_EVERY = 8
 _SWEEPS = 30
+_SETTLED = 1e-4
+"""A sweep that changes what is predicted for the steps seen by less, relatively and root mean square, is the last."""
 
 
 class StepFeatures(msgspec.Struct):
@@ -78,8 +81,9 @@ class CostModel:
     def __init__(self) -> None:
         self.num_observations = 0
         self._num_long_observations = 0
-        self._gram = [[0.0] * _NUM_TERMS for _ in range(_NUM_TERMS)]
-        self._moment = [0.0] * _NUM_TERMS
+        self._new: list[tuple[list[float], float]] = []
+        self._gram = np.zeros((_NUM_TERMS, _NUM_TERMS))
+        self._moment = np.zeros(_NUM_TERMS)
         self._coefficients = [0.0] * _NUM_TERMS
         self._pace = [0.0] * (len(_PACE_LIMITS) + 1)  # logarithms
 
@@ -94,12 +98,7 @@ class CostModel:
             return
         if self.is_fitted:
             self._follow(features, elapsed_ms)
-        terms = _terms(features)
-        weight = 1.0 / (elapsed_ms * elapsed_ms)
-        for i, a in enumerate(terms):
-            factor = weight * a
-            self._gram[i] = [g * _FORGET + factor * b for g, b in zip(self._gram[i], terms, strict=True)]
-            self._moment[i] = self._moment[i] * _FORGET + factor * elapsed_ms
+        self._new.append((_terms(features), elapsed_ms))
         self.num_observations += 1
         self._num_long_observations += features.num_tokens > _HINGES[-1]
         if self.num_observations <= 2 * _MIN_OBSERVATIONS or self.num_observations % _REFIT_EVERY == 0:
@@ -158,13 +157,29 @@ class CostModel:
 
     def _fit(self) -> None:
         """Non-negative least squares by coordinate descent on the normal equations, from the last solution."""
-        coefficients, gram = self._coefficients, self._gram
+        self._take_in()
+        coefficients, moment = self._coefficients, self._moment.tolist()
+        rows = [(i, row, row[i]) for i, row in enumerate(self._gram.tolist()) if row[i] > 0.0]
+        settled = _SETTLED**2 * min(self.num_observations, 1 / (1 - _FORGET))
         for _ in range(_SWEEPS):
-            for i, row in enumerate(gram):
-                if row[i] <= 0.0:
-                    continue
-                others = sum(map(mul, row, coefficients)) - row[i] * coefficients[i]
-                coefficients[i] = max(0.0, (self._moment[i] - others) / row[i])
+            change = 0.0
+            for i, row, square in rows:
+                before = coefficients[i]
+                others = sum(map(mul, row, coefficients)) - square * before
+                coefficients[i] = after = max(0.0, (moment[i] - others) / square)
+                change += square * (after - before) ** 2
+            if change < settled:
+                return
+
+    def _take_in(self) -> None:
+        """Bring the normal equations up to date with the observations since the last fit."""
+        terms = np.array([terms for terms, _ in self._new])
+        elapsed = np.array([elapsed for _, elapsed in self._new])
+        kept = _FORGET ** np.arange(len(elapsed))[::-1]
+        relative = terms / elapsed[:, None]
+        self._gram = self._gram * _FORGET ** len(elapsed) + (relative * kept[:, None]).T @ relative
+        self._moment = self._moment * _FORGET ** len(elapsed) + kept @ relative
+        self._new.clear()
 
 
 def _size_of(features: StepFeatures) -> int:

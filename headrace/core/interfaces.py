@@ -187,6 +187,10 @@ class MaskSource(Protocol):
     Called by the engine's thread. Requests that were never started with it are not its business.
     """
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is constrained, so that committed tokens need not be told."""
+
     def start(self, request: Request, constraint: Constraint) -> None:
         """Begin to prepare a new request's constraint; nothing here waits."""
 

@@ -52,6 +52,8 @@ class ConstrainedSteps:
 
     def advance(self, news: list[EngineCoreOutput], find: FindRequest) -> list[EngineCoreOutput]:
         """Matchers follow committed tokens, here and nowhere else. Further news, to be told after these."""
+        if self._source.is_idle:
+            return []
         more: list[EngineCoreOutput] = []
         for item in news:
             request = find(item)

@@ -47,6 +47,11 @@ class Constraints:
         self._filler = ThreadPoolExecutor(1, thread_name_prefix="headrace-masks")
         self._filling: Future[None] | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is constrained."""
+        return not self._answers and not self._pending
+
     # ---- before a request runs
 
     def start(self, request: Request, constraint: Constraint) -> None:

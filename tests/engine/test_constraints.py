@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.core.request import Request
 from headrace.engine.constraints import Constraints
 from headrace.errors import GrammarError
 from headrace.grammar.base import TokenVocabulary
@@ -318,3 +319,25 @@ def test_an_engine_without_grammars_refuses_them() -> None:
     with pytest.raises(GrammarError, match="structured_outputs"):
         add(core, "r", "person", PROMPT)
     assert not core.core.has_work()
+
+
+def test_tokens_are_told_only_while_some_request_is_constrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Constraints(small_vocabulary)
+    core = CoreHarness(mask_source=source)
+    told: list[str] = []
+    accept = source.accept
+
+    def noted(request: Request, token_ids: list[int]) -> Any:
+        told.append(request.request_id)
+        return accept(request, token_ids)
+
+    monkeypatch.setattr(source, "accept", noted)
+    core.add("alone", PROMPT, 6)
+    core.run()
+    assert source.is_idle and not told
+    add(core, "bound", "regex", PROMPT)
+    core.add("beside", PROMPT, 6)
+    assert not source.is_idle
+    core.run()
+    check(core, "bound", "regex")
+    assert source.is_idle and "bound" in told

@@ -109,6 +109,10 @@ class EvenTokens:
         self.released: list[str] = []
         self.num_prefetched = 0
 
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.accepted
+
     def start(self, request: Request, constraint: Constraint) -> None:
         self.waiting[request] = 2
 
