@@ -133,13 +133,15 @@ class Scheduler:
     def _schedule_decodes(self, step: Step, in_turn: bool) -> None:
         """Running streams: one token each, memory permitting; a pipeline's micro-batch is a part of them."""
         micro_batches = self.micro_batches
-        most = micro_batches.size(len(self.lifecycle.running))
+        most, is_split = micro_batches.size(len(self.lifecycle.running)), micro_batches.count > 1
         for request in self.lifecycle.running:
             known = len(request.token_ids) + request.num_placeholders
             start = request.num_computed_tokens
             if known - start != 1 or known >= request.max_total_tokens or request.status is not RUNNING:
                 continue
-            if request.must_wait or micro_batches.must_wait(request, step.step_id, in_turn):
+            if request.must_wait:
+                continue
+            if is_split and micro_batches.must_wait(request, step.step_id, in_turn):
                 continue
             if len(step.requests) >= most:
                 break

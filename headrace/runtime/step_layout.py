@@ -98,18 +98,20 @@ class StepLayouts:
         """The layout of one step; notes that its sampled tokens will be there."""
         slots = self._states.slots_of(output.request_ids)
         starts = np.array(output.start_positions, np.int64)
-        counts = np.array(output.num_tokens, np.int64)
-        ends = starts + counts
-        query_starts = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=query_starts[1:])
-        total = int(query_starts[-1])
-        if total == len(counts):  # one token each
+        num_requests = len(slots)
+        if sum(output.num_tokens) == num_requests:  # one token each
+            ends, query_starts = starts + 1, np.arange(num_requests + 1)
             token_slots, positions = slots, starts
         else:
+            counts = np.array(output.num_tokens, np.int64)
+            ends, query_starts = starts + counts, np.concatenate(([0], np.cumsum(counts)))
             token_slots = np.repeat(slots, counts)
-            positions = np.arange(total) + np.repeat(starts - query_starts[:-1], counts)
-        sampled = np.array(output.sampled, np.int64)
-        sampled_slots, sampled_positions = slots[sampled], ends[sampled]
+            positions = np.arange(len(token_slots)) + np.repeat(starts - query_starts[:-1], counts)
+        last_rows = query_starts[1:] - 1
+        sampled_slots, sampled_positions, sampled_rows = slots, ends, last_rows
+        if len(output.sampled) < num_requests:
+            sampled = np.array(output.sampled, np.int64)
+            sampled_slots, sampled_positions, sampled_rows = slots[sampled], ends[sampled], last_rows[sampled]
         return StepLayout(
             slots=slots,
             ends=ends,
@@ -120,9 +122,9 @@ class StepLayouts:
             sampled_ids=[output.request_ids[index] for index in output.sampled],
             sampled_slots=sampled_slots,
             sampled_positions=sampled_positions,
-            sampled_rows=query_starts[sampled + 1] - 1,
+            sampled_rows=sampled_rows,
             sampled_places=self._states.note_sampled(sampled_slots, sampled_positions),
-            prefixes=tuple(_prefix_group(prefix) for prefix in output.shared_prefixes),
+            prefixes=tuple(map(_prefix_group, output.shared_prefixes)),
             prompt_rows=self._prompt_rows(output, slots, query_starts),
         )
 
