@@ -56,12 +56,14 @@ class SplitRule:
 
     def short_cut(self, spans: Ints) -> int:
         """The cheapest cut of a step's short tiles, from how many keys each reads."""
-        cuts = self.min_short_tokens << np.arange(self.num_short_cuts)
         if len(spans) == 0 or self.num_short_cuts == 1:
-            return int(cuts[0])
-        units = -(-spans[:, None] // cuts)
-        merged = np.where(units > 1, units, 0).sum(axis=0)
-        read = spans.sum() + self.unit_tokens * units.sum(axis=0) + self.merge_tokens * merged
+            return self.min_short_tokens
+        shifts = np.arange(self.num_short_cuts) + (self.min_short_tokens.bit_length() - 1)
+        cuts = 1 << shifts
+        units = spans + (cuts - 1)[:, None] >> shifts[:, None]
+        num_units = units.sum(axis=1)
+        merged = num_units - (units == 1).sum(axis=1)
+        read = spans.sum() + self.unit_tokens * num_units + self.merge_tokens * merged
         last = np.minimum(cuts, spans.max()) / 2  # what others wait for at the end, on average
         return int(cuts[np.argmin(read * self.num_kv_heads / self.num_short_units + last)])
 
