@@ -26,7 +26,7 @@ from headrace.kernels.registry import Ops
 from headrace.layers.sliced_logits import SlicedLogits
 from headrace.runtime.graph_inputs import GraphInputs, InputViews
 from headrace.runtime.request_states import RequestStates
-from headrace.runtime.sampler import SamplerOutput
+from headrace.runtime.sampler import PackedTokens
 from headrace.runtime.step_layout import StepLayout
 from headrace.runtime.step_result import StepResult
 from headrace.runtime.token_picker import TokenPicker
@@ -85,8 +85,7 @@ class _Outputs(NamedTuple):
 
     hidden: torch.Tensor
     logits: SlicedLogits | None = None
-    tokens: torch.Tensor | None = None
-    best_logits: torch.Tensor | None = None
+    tokens: PackedTokens | None = None
 
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
@@ -243,8 +242,9 @@ class GraphedSteps:
         if kind.is_random:
             drawn = self._picker.draw(logits, best_logits, views.temperature, views.key)
             tokens = torch.where(views.is_random > 0, drawn, tokens)
-        self._states.tokens.tensor.view(-1).index_copy_(0, views.sampled_places, tokens.int())
-        return _Outputs(hidden, logits, tokens, best_logits)
+        tokens = tokens.int()
+        self._states.tokens.tensor.view(-1).index_copy_(0, views.sampled_places, tokens)
+        return _Outputs(hidden, logits, PackedTokens.pack(tokens, best_logits))
 
     def _result(
         self, step: StepLayout, kind: StepKind, outputs: _Outputs, *, is_picked: bool, is_preparing: bool
@@ -253,10 +253,8 @@ class GraphedSteps:
         places = views.sampled_places[:count]
         if not kind.is_decode:
             return StepResult(outputs.hidden, views.sampled_rows[:count], places, is_preparing=is_preparing)
-        assert outputs.logits is not None and outputs.tokens is not None and outputs.best_logits is not None
-        picked = (
-            SamplerOutput(outputs.tokens[:count], outputs.best_logits[:count], None) if is_picked else None
-        )
+        assert outputs.logits is not None and outputs.tokens is not None
+        picked = outputs.tokens.first(count) if is_picked else None
         return StepResult(
             outputs.hidden, self._rows[:count], places, outputs.logits.first(count), picked, is_preparing
         )

@@ -25,7 +25,7 @@ from headrace.runtime.input_batch import InputBatchBuilder
 from headrace.runtime.kv_cache import KVCache
 from headrace.runtime.logprobs import compute_logprobs
 from headrace.runtime.request_states import RequestStates
-from headrace.runtime.sampler import Sampler, SamplerOutput
+from headrace.runtime.sampler import PackedTokens, Sampler, SamplerOutput
 from headrace.runtime.step_layout import StepLayout, StepLayouts
 from headrace.runtime.step_result import StepResult
 from headrace.runtime.upload import upload
@@ -206,7 +206,7 @@ class ModelRunner:
 
     def _sample(
         self, step: StepLayout, result: StepResult, mask: TokenMask | None
-    ) -> tuple[np.ndarray | None, SamplerOutput | None]:
+    ) -> tuple[np.ndarray | None, SamplerOutput | PackedTokens | None]:
         """Sample, and put the tokens where the next step reads them."""
         if not step.sampled_ids:
             return None, None

@@ -68,7 +68,7 @@ class SamplingBatch:
 class SamplerOutput:
     """The step's tokens, on the device.
 
-    token_ids: [R] int64, valid ids even for broken rows.
+    token_ids: [R] int64 (int32 where they were packed), valid ids even for broken rows.
     best_logits: [R] float32, the largest logit of each row after all masks. Not finite means that the row is broken:
         NaN or +inf in the model's logits, or -inf if nothing is allowed.
     logprobs: of the rows ``SamplingBatch.logprob_rows``, or None.
@@ -82,6 +82,35 @@ class SamplerOutput:
         """The same on the host, once the device gets there."""
         logprobs = self.logprobs.start_download() if self.logprobs is not None else None
         return SamplerOutput(start_download(self.token_ids), start_download(self.best_logits), logprobs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedTokens:
+    """Tokens that reach the host in one copy.
+
+    packed: [2, R or more] int32 on the device: token ids, and the bits of each row's largest logit (float32).
+    count: R.
+    """
+
+    packed: Tensor
+    count: int
+
+    @classmethod
+    def pack(cls, token_ids: Tensor, best_logits: Tensor) -> PackedTokens:
+        """Of [R] int32 and [R] float32."""
+        return cls(torch.stack((token_ids, best_logits.view(torch.int32))), len(token_ids))
+
+    def first(self, count: int) -> PackedTokens:
+        """Of the first rows."""
+        return PackedTokens(self.packed, count)
+
+    def start_download(self) -> SamplerOutput:
+        """What they are, on the host, once the device gets there."""
+        host = start_download(self.packed)
+        if self.count < host.shape[1]:
+            host = host[:, : self.count]
+        token_ids, best_logits = host.unbind()
+        return SamplerOutput(token_ids, best_logits.view(torch.float32), None)
 
 
 class Sampler:

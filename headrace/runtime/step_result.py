@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from headrace.layers.sliced_logits import SlicedLogits
-from headrace.runtime.sampler import SamplerOutput
+from headrace.runtime.sampler import PackedTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,5 +27,5 @@ class StepResult:
     sampled_rows: torch.Tensor
     sampled_places: torch.Tensor
     logits: SlicedLogits | None = None
-    picked: SamplerOutput | None = None
+    picked: PackedTokens | None = None
     is_preparing: bool = False

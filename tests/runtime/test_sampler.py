@@ -10,7 +10,7 @@ import torch
 
 from headrace.core.output import NewRequest
 from headrace.core.token_mask import TokenMask
-from headrace.runtime.sampler import Sampler, SamplerOutput
+from headrace.runtime.sampler import PackedTokens, Sampler, SamplerOutput
 from headrace.runtime.sampling_states import SamplingStates, find_token_error
 from headrace.sampling_params import SamplingParams
 from tests.runtime import sampling_oracle
@@ -227,3 +227,13 @@ def test_token_ids_outside_the_vocabulary_are_found() -> None:
         request(0, allowed_token_ids=[11]),
     ):
         assert "outside the vocabulary of 10" in (find_token_error(bad, 10) or "")
+
+
+def test_packed_tokens_are_what_they_were() -> None:
+    tokens = torch.tensor([7, 0, 123_456], dtype=torch.int32)
+    best = torch.tensor([1.5, -torch.inf, torch.nan])
+    for count in (3, 2):
+        found = PackedTokens.pack(tokens, best).first(count).start_download()
+        assert found.token_ids.tolist() == tokens[:count].tolist() and found.logprobs is None
+        assert torch.equal(found.best_logits.isnan(), best[:count].isnan())
+        assert found.best_logits[:2].tolist() == [1.5, -torch.inf]
