@@ -160,8 +160,9 @@ class GraphedSteps:
         if bucket is None:
             return None
         is_decode = step.is_decode and self._picks and bucket <= len(self._rows)
-        wishes = self._states.sampling
-        draw = wishes.plain_draw(step.sampled_slots, step.sampled_positions) if is_decode else None
+        is_plain, draw = False, None
+        if is_decode:
+            is_plain, draw = self._states.sampling.plain_draw(step.sampled_slots, step.sampled_positions)
         kind = StepKind(bucket, False, is_decode, draw is not None)
         if kind not in self._need_no_plan:
             views = self._inputs.views(bucket)
@@ -180,8 +181,7 @@ class GraphedSteps:
         is_preparing = len(self._seen) + len(self._replays) > num_prepared
         if self._link is not None:
             self._link.send(self._model.stage_buffers(step.num_tokens))
-        is_picked = is_decode and wishes.is_plain(step.sampled_slots)
-        return self._result(step, kind, outputs, is_picked=is_picked, is_preparing=is_preparing)
+        return self._result(step, kind, outputs, is_picked=is_plain, is_preparing=is_preparing)
 
     def _plan(self, step: StepLayout, views: InputViews) -> list[AttentionPlan] | None:
         """Every KV group's plan, or None: few tokens, but contexts so long that fixed buffers do not hold their

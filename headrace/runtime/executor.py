@@ -156,12 +156,13 @@ class InProcessExecutor:
         self._check_alive()
         if self._thread is not None:
             return self._thread.submit(self._run, call, argument)
-        future: Future[T] = Future()
         try:
-            future.set_result(self._run(call, argument))
+            result = self._run(call, argument)
         except EngineDeadError as error:
+            future: Future[T] = Future()
             future.set_exception(error)
-        return future
+            return future
+        return _done(result)
 
     def _run(self, call: Callable[[Any], T], argument: Any) -> T:
         """``call(argument)``, unless the engine is dead."""
@@ -185,6 +186,19 @@ class InProcessExecutor:
             raise EngineDeadError(f"the engine stopped: {type(cause).__name__}: {cause}") from cause
         if self._is_shut_down and not is_queued:
             raise EngineDeadError("the engine was shut down")
+
+
+def _done(result: T) -> Future[T]:
+    """A future of what is there; those of None are one object, since each step asks for one."""
+    if result is None:
+        return _DONE
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future
+
+
+_DONE: Future[Any] = Future()
+_DONE.set_result(None)
 
 
 class _ResultFuture(Future[ModelRunnerOutput]):

@@ -226,6 +226,8 @@ class ModelRunner:
     def _prompt_logprobs(self, step: StepLayout, hidden: torch.Tensor) -> dict[str, list[TokenLogprobs]]:
         """Entries for the prompt tokens that follow this step's positions, a bounded number of rows at a time."""
         entries: dict[str, list[TokenLogprobs]] = {}
+        if not step.prompt_rows:
+            return entries
         flat_tokens = self.states.tokens.tensor.view(-1)
         for span in step.prompt_rows:
             num_top = span.request.sampling_params.prompt_logprobs

@@ -47,6 +47,7 @@ class Feature(enum.IntFlag):
     LOGPROBS = 1024
 
 
+_RANDOM = int(Feature.RANDOM)
 _FILTERS = Feature.TOP_K | Feature.TOP_P | Feature.MIN_P
 _PROCESSORS = (
     Feature.ALLOWED
@@ -161,21 +162,22 @@ class SamplingStates:
             num_logprobs=[] if logprob_rows is None else self._num_logprobs[slots[logprob_rows]].tolist(),
         )
 
-    def is_plain(self, slots: IntArray) -> bool:
-        """Whether these requests ask for nothing but the best token, or one drawn without filters."""
-        return not int(np.bitwise_or.reduce(self._features[slots], initial=0)) & ~int(Feature.RANDOM)
-
-    def plain_draw(self, slots: IntArray, positions: IntArray) -> PlainDraw | None:
-        """What these requests draw with, or None: they all take their best token.
+    def plain_draw(self, slots: IntArray, positions: IntArray) -> tuple[bool, PlainDraw | None]:
+        """Whether these requests ask for nothing but the best token, or one drawn without filters; and what they draw
+        with, or None: they all take their best token.
 
         Args:
             slots, positions: as in ``make_batch``.
         """
-        is_random = (self._features[slots] & int(Feature.RANDOM)) != 0
-        if not is_random.any():
-            return None
+        features = self._features[slots]
+        present = int(np.bitwise_or.reduce(features, initial=0))
+        is_plain = not present & ~_RANDOM
+        if not present & _RANDOM:
+            return is_plain, None
+        is_random = (features & _RANDOM) != 0
         temperature = np.where(is_random, self._temperature[slots], np.float32(1.0))
-        return PlainDraw(temperature, noise_keys(self._seed[slots], self._child[slots], positions), is_random)
+        key = noise_keys(self._seed[slots], self._child[slots], positions)
+        return is_plain, PlainDraw(temperature, key, is_random)
 
     def _random_rows(self, features: IntArray, slots: IntArray, positions: IntArray) -> RandomRows:
         rows = np.flatnonzero(features & Feature.RANDOM)
