@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,15 +76,11 @@ class PendingOutput:
         if not np.isfinite(best_logits).all():
             for row in np.flatnonzero(~np.isfinite(best_logits)).tolist():
                 self._fail(output, self.request_ids[row], float(best_logits[row]))
+        output.request_ids, output.sampled_token_ids = self.request_ids, [[token] for token in tokens]
         good = [name not in self.errors for name in self.request_ids] if self.errors else None
-        pairs = zip(self.request_ids, tokens, strict=True)
-        kept = (
-            list(pairs)
-            if good is None
-            else [pair for pair, is_good in zip(pairs, good, strict=True) if is_good]
-        )
-        output.request_ids = [name for name, _ in kept]
-        output.sampled_token_ids = [[token] for _, token in kept]
+        if good is not None:
+            output.request_ids = list(compress(self.request_ids, good))
+            output.sampled_token_ids = list(compress(output.sampled_token_ids, good))
         if self.sampled.logprobs is not None and self.logprob_rows is not None:
             entries = self.sampled.logprobs.to_host()
             for row, entry in zip(self.logprob_rows.tolist(), entries, strict=True):
