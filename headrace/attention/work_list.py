@@ -161,7 +161,8 @@ def _prefix_tiles(metadata: AttentionMetadata, positions: Ints, tiling: Tiling) 
 
 
 def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, tiling: Tiling) -> WorkList:
-    """Cut every tile's range at multiples of its split length; number partials and list reductions."""
+    """Cut every tile's range at multiples of its split length; number partials and list reductions. Items come by
+    falling work, so that the last threads to finish have little left; partials keep the order of their tiles."""
     is_short = tiles.num_rows <= tiling.short_rows
     split = np.where(is_short, tiling.short_split_tokens, tiling.kv_split_tokens)
     first_split = tiles.low // split
@@ -176,15 +177,18 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, tiling: Tiling) -> WorkLi
     partial_start = np.where(is_partial, np.cumsum(partial_rows) - partial_rows, -1)
     item, offset = ranges(partial_rows)
     reduce_rows, reduce_starts, reduce_slots = group_by_token(tokens[row_start[item] + offset])
+    start = np.maximum(tiles.low[tile], split_start)
+    end = np.minimum(tiles.high[tile], split_start + split[tile])
+    order = np.argsort((start - end) * num_rows, kind="stable")
     return WorkList(
         query_rows=_int32(tokens),
         row_positions=_int32(positions[tokens]),
-        item_request=_int32(tiles.request[tile]),
-        item_kv_start=_int32(np.maximum(tiles.low[tile], split_start)),
-        item_kv_end=_int32(np.minimum(tiles.high[tile], split_start + split[tile])),
-        item_row_start=_int32(row_start),
-        item_num_rows=_int32(num_rows),
-        item_partial_start=_int32(partial_start),
+        item_request=_int32(tiles.request[tile][order]),
+        item_kv_start=_int32(start[order]),
+        item_kv_end=_int32(end[order]),
+        item_row_start=_int32(row_start[order]),
+        item_num_rows=_int32(num_rows[order]),
+        item_partial_start=_int32(partial_start[order]),
         reduce_rows=_int32(reduce_rows),
         reduce_starts=_int32(reduce_starts),
         reduce_slots=_int32(reduce_slots),
