@@ -72,10 +72,15 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
 
 
 def run(
-    core: EngineCore, requests: list[WorkloadRequest], temperature: float, rate: float | None = None
+    core: EngineCore,
+    requests: list[WorkloadRequest],
+    temperature: float,
+    rate: float | None = None,
+    *,
+    keeps_order: bool = False,
 ) -> dict[str, Any]:
-    """One pass from an empty prefix cache; all requests at once (longest answers first, as `LLM` does), or ``rate`` a
-    second at random times."""
+    """One pass from an empty prefix cache; all requests at once (longest answers first, as `LLM` does, unless it
+    ``keeps_order``), or ``rate`` a second at random times."""
     core.reset_prefix_cache()
     rng = random.Random(0)
     due_s, waiting = 0.0, []
@@ -87,7 +92,7 @@ def run(
             (due_s, EngineCoreRequest(f"r{number}", request.prompt_ids, params, request.output_len))
         )
         due_s += rng.expovariate(rate) if rate else 0.0
-    if rate is None:
+    if rate is None and not keeps_order:
         waiting = in_offline_order(waiting, core.scheduler.config.policy, lambda item: item[1].max_tokens)
     waiting.reverse()
     times: dict[str, list[float]] = {item.request_id: [arrival] for arrival, item in waiting}
