@@ -5,8 +5,8 @@
 splitfuse: prompts of 2,600 tokens that arrive at random beside running streams; whole prompts first against chunks that
     keep a step within ``--stall-ms``, by default 1.4 times the median one. Target: P95 of the time between tokens at
     least 4 times lower, P99 at most 1.5 times P50, median time to the first token at most 1.4 times as long.
-batching: a batch that is formed once against continuous batching, requests in the order in which they are listed (sorted
-    by length, batches would be of one length each, and nobody would wait). Target: at least 3 times the tokens a second.
+batching: a batch that is formed once against continuous batching, in the order of the list (sorted by length, batches
+    would be of one length each, and nobody would wait). Target: at least 3 times the tokens a second.
 overlap: one step outstanding against two. Target: the device idle at most 2 % of the time.
 
 Every variant is a process of its own, in which a run of a quarter of the requests comes first. Requests are random
