@@ -114,7 +114,7 @@ def run(folder: Path, setting: dict[str, Any]) -> tuple[dict[str, list[list[int]
                 mock.patch.object(prefix_wait, "least_saved_tokens", lambda cost_model: least)
             )
         if rows is not None:
-            patches.enter_context(mock.patch.object(prompt_pace, "EFFICIENT_ROWS", rows))
+            patches.enter_context(mock.patch.multiple(prompt_pace, EFFICIENT_ROWS=rows, _TILE_ROWS=1))
         return _run(folder, setting)
 
 
