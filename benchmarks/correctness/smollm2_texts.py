@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "offline"))
+from bench_offline import parse_options
 
 from headrace import LLM, SamplingParams
 
@@ -161,8 +163,7 @@ def main() -> None:
         is_right = write()
     else:
         reference = json.loads(FILE.read_text())[: args.texts]
-        options = {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in args.option)}
-        is_right = (fp32 if args.what == "fp32" else bf16)(reference, options)
+        is_right = (fp32 if args.what == "fp32" else bf16)(reference, parse_options(args.option))
     print("right" if is_right else "WRONG")
     sys.exit(0 if is_right else 1)
 

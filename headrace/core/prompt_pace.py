@@ -26,6 +26,7 @@ MIN_PROMPT_TOKENS = 16
 """Prompts get so many tokens of a step, however many decodes it has."""
 
 _TILE_ROWS = 128
+"""Steps of up to 1,024 tokens have multiples of it, longer ones of twice as much (``cuda_graph.BUCKETS``)."""
 
 _PERIOD = 16
 """Steps that a look at all requests serves for; more where there are more than 16 times ``_REQUESTS_A_STEP``."""

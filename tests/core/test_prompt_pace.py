@@ -95,13 +95,19 @@ def test_one_long_answer_late_in_the_queue_hurries_all_before_it_and_none_after(
     assert batch.steps[1].request_ids[-1] == "r40" and max(batch.rows[2:]) == EFFICIENT_ROWS
 
 
+def beside_decodes(count: int) -> Batch:
+    """A run of a long prompt, "late", behind so many streams."""
+    batch = Batch()
+    for number in range(count):
+        batch.add(f"r{number}", 4, 400)
+    batch.add("late", 300, 4)
+    batch.run()
+    return batch
+
+
 def test_prompts_always_advance() -> None:
     with mock.patch.multiple(prompt_pace, EFFICIENT_ROWS=8, _TILE_ROWS=1):
-        batch = Batch()
-        for number in range(40):
-            batch.add(f"r{number}", 4, 400)
-        batch.add("late", 300, 4)
-        batch.run()
+        batch = beside_decodes(40)
     chunks = [n for s in batch.steps for i, n in zip(s.request_ids, s.num_tokens, strict=True) if i == "late"]
     assert chunks[:15] == [MIN_PROMPT_TOKENS] * 15
 
@@ -124,11 +130,7 @@ def test_answers_that_nothing_ends_are_known() -> None:
 def test_prompts_fill_up_what_products_are_padded_to() -> None:
     """More decodes than the efficient size: the step is padded, so the prompt has more than its least share."""
     with mock.patch.multiple(prompt_pace, EFFICIENT_ROWS=8, _TILE_ROWS=64):
-        batch = Batch()
-        for number in range(70):
-            batch.add(f"r{number}", 4, 400)
-        batch.add("late", 300, 4)
-        batch.run()
+        batch = beside_decodes(70)
     assert [rows for rows in batch.rows if 1 < rows < 1000][1:5] == [128] * 4
 
 

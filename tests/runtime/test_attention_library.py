@@ -100,12 +100,19 @@ def test_it_is_chosen_where_it_was_measured(arch: Any, monkeypatch: pytest.Monke
     assert make("auto", arch) is None and make("cudnn", arch) is not None
 
 
-def test_a_step_that_measured_memory_prepares_nothing(arch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def make_planners(
+    arch: Any, monkeypatch: pytest.MonkeyPatch, num_ranks: int = 1
+) -> tuple[Any, AttentionPlanners]:
+    """A library, and planners that leave chunks to it."""
     pytest.importorskip("triton")
     monkeypatch.setattr(attention_library, "why_not_device", lambda kernels, device: None)
     library = make("cudnn", arch)
     shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
-    planners = AttentionPlanners("triton", shape, torch.device("cpu"), 1, library)
+    return library, AttentionPlanners("triton", shape, torch.device("cpu"), num_ranks, library)
+
+
+def test_a_step_that_measured_memory_prepares_nothing(arch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, planners = make_planners(arch, monkeypatch)
     prepared = []
     library.thread._make_ready = prepared.append
     metadata = AttentionMetadata(
@@ -126,11 +133,7 @@ def test_a_step_that_measured_memory_prepares_nothing(arch: Any, monkeypatch: py
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_graphs_wait_for_preparing(arch: Any, monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> None:
     """One rank puts its graphs off; several wait, so that they capture in the same step."""
-    pytest.importorskip("triton")
-    monkeypatch.setattr(attention_library, "why_not_device", lambda kernels, device: None)
-    library = make("cudnn", arch)
-    shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
-    planners = AttentionPlanners("triton", shape, torch.device("cpu"), num_ranks, library)
+    library, planners = make_planners(arch, monkeypatch, num_ranks)
     assert planners.may_capture()
     waited = []
 
@@ -147,11 +150,7 @@ def test_graphs_wait_for_preparing(arch: Any, monkeypatch: pytest.MonkeyPatch, n
 
 def test_a_graph_waits_for_one_plan_at_most(arch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever steps lie between those that ask; but if none asks again, preparing goes on."""
-    pytest.importorskip("triton")
-    monkeypatch.setattr(attention_library, "why_not_device", lambda kernels, device: None)
-    library = make("cudnn", arch)
-    shape = AttentionShape(arch.num_attention_heads, arch.num_kv_heads, arch.head_dim)
-    planners = AttentionPlanners("triton", shape, torch.device("cpu"), 1, library)
+    library, planners = make_planners(arch, monkeypatch)
     begun = []
 
     class Endless:

@@ -7,40 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.config import EngineConfig
-from headrace.core.output import EngineCoreRequest
-from headrace.engine.assemble import build_engine_core
 from headrace.kernels.native.library import NativeLibrary, load_library
 from headrace.runtime import worker
-from headrace.sampling_params import SamplingParams
 from tests.e2e.tiny_models import MAKERS, make_model
+from tests.runtime import short_answers
 
 if not isinstance(load_library(), NativeLibrary):
     pytest.skip("no native kernels", allow_module_level=True)
 
 
 def answers(folder: Path, threads: int = 2) -> list[list[int]]:
-    config = EngineConfig.from_options(
-        model=str(folder),
-        dtype="float32",
-        kernels="native",
-        threads=threads,
-        max_num_seqs=8,
-        skip_tokenizer_init=True,
-        max_model_len=256,
-        num_kv_blocks=300,
-        max_num_batched_tokens=64,
-    )
-    core = build_engine_core(config)
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    for number, length in enumerate((1, 40, 150)):
-        core.add_request(EngineCoreRequest(str(number), list(range(3, 3 + length)), params, 12))
-    found: dict[str, list[int]] = {}
-    while core.has_work():
-        for item in core.step():
-            found.setdefault(item.request_id, []).extend(item.new_token_ids)
-    core.shutdown()
-    return [found[name] for name in sorted(found)]
+    return short_answers.answers(folder, dtype="float32", kernels="native", threads=threads)
 
 
 @pytest.mark.parametrize("name", MAKERS)

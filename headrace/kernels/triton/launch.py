@@ -4,6 +4,8 @@ With programmatic dependent launch (compute capability 9 and up) a kernel may st
 Every kernel here lets the next one start at once (``let_next_start``) and calls ``wait_for_previous`` before it touches
 anything that an earlier kernel wrote or reads: what stands before the wait (loads of weights, table lookups of
 constants) overlaps with the previous kernel. A kernel that waits has waited for all before it, since each of them did.
+One pair does it otherwise: ``long_tiles_kernel`` lets the next one start after its own wait, so that a
+``short_tiles_kernel`` behind it begins without one, and waits before it ends instead.
 
 Triton compiles a kernel anew for integers that are 1 or multiples of 16 and for pointers that are aligned. Counts of
 rows and outputs (``do_not_specialize``) and pointers to one number a row (``do_not_specialize_on_alignment``) are left
