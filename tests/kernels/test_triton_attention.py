@@ -156,6 +156,25 @@ def test_one_long_context_among_many_is_cut() -> None:
     assert SplitRule(8).short_cut(np.array([500] * 255 + [60_000])) <= 8192
 
 
+@pytest.mark.parametrize("others", [[], [40]], ids=["decodes", "beside a chunk"])
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize(("mean", "keeps_arrival"), [(200, True), (383, True), (385, False), (900, False)])
+def test_short_contexts_stay_in_order_of_arrival(
+    mean: int, keeps_arrival: bool, is_cut: bool, others: list[int]
+) -> None:
+    contexts = [mean + (50 if index % 3 == 0 else -25) for index in range(150)]
+    step = make_step(
+        [1] * 150 + others, contexts + others, SMALL, torch.device("cpu"), torch.float16
+    ).metadata
+    split = SplitRule(8, **(TINY_SPLITS if is_cut else {}))
+    work = build_triton_work_list(step, TileRows.for_group(2), split)
+    short = {name: work.arrays[f"item_{name}"][: work.num_short] for name in NAMES}
+    lengths = short["kv_end"] - short["kv_start"]
+    assert (work.num_short > 150) == is_cut
+    assert (np.diff(short["request"]) >= 0).all() == keeps_arrival
+    assert (np.diff(lengths) <= 0).all() != keeps_arrival
+
+
 def test_empty_step() -> None:
     step = make_step([0], [5], SMALL, DEVICE, torch.float32)
     assert run(step, TritonBackend(SMALL, DEVICE).plan(step.metadata)).shape == (0, 64)
