@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from triton_timing import Case, Work
+from triton_timing import Case, Launch, Work
 
 import headrace.kernels.triton.attention as attention_op
 from headrace.attention.base import AttentionShape
@@ -28,7 +28,7 @@ from headrace.kernels.triton.penalties import apply_penalties
 from headrace.kernels.triton.rope_and_store import rope_and_store
 
 BF16 = torch.bfloat16
-_COLD_BYTES = 240 << 20
+COLD_BYTES = 240 << 20
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _linear_work(
     out_type: torch.dtype,
     device: torch.device,
 ) -> Work:
-    copies = 1 if device.type == "meta" else max(1, -(-_COLD_BYTES // (2 * outputs * inputs)))
+    copies = 1 if device.type == "meta" else max(1, -(-COLD_BYTES // (2 * outputs * inputs)))
     x = randn(device, rows, inputs)
     weights = [randn(device, outputs, inputs) for _ in range(copies)]
     out = torch.full((rows, outputs), torch.nan, dtype=out_type, device=device)
@@ -229,15 +229,32 @@ def _attention_work(
 ) -> Work:
     shape = model.shape
     kv_bytes = sum(contexts) * 4 * shape.num_kv_heads * shape.head_dim
-    layers = 2 if device.type == "meta" else max(2, min(32, -(-_COLD_BYTES // kv_bytes)))
+    layers = 2 if device.type == "meta" else max(2, min(32, -(-COLD_BYTES // kv_bytes)))
     metadata, cache = paged_cache(shape, queries, contexts, layers, device)
+    rule = None if split is None else SplitRule(shape.num_kv_heads, min_short_tokens=split)
+    launches, qkv, out = attention_launches(model, metadata, cache, rule=rule, short=short, long=long)
+    check = partial(attention_error, shape, metadata, qkv, cache[:, layers - 1], out, shape.head_dim**-0.5)
+    return Work(launches, check)
+
+
+def attention_launches(
+    model: Model,
+    metadata: AttentionMetadata,
+    cache: torch.Tensor,
+    *,
+    rule: SplitRule | None = None,
+    short: LaunchShape | None = None,
+    long: LaunchShape | None = None,
+) -> tuple[list[Launch], torch.Tensor, torch.Tensor]:
+    """(a launch for each layer of the cache, queries, output) of one step; None: what the engine takes."""
+    shape, device = model.shape, cache.device
     backend = TritonBackend(shape, device)
-    if split is not None:
-        backend._split = SplitRule(shape.num_kv_heads, min_short_tokens=split)
+    if rule is not None:
+        backend._split = rule
     plan = backend.plan(metadata)
-    qkv = randn(device, sum(queries), model.qkv)
-    out = torch.full((sum(queries), model.attended), torch.nan, dtype=BF16, device=device)
-    scale = shape.head_dim**-0.5
+    num_tokens = int(metadata.query_starts[-1])
+    qkv = randn(device, num_tokens, model.qkv)
+    out = torch.full((num_tokens, model.attended), torch.nan, dtype=BF16, device=device)
     chosen: dict[str, Any] = {}
     if short:
         chosen["short_launch"] = lambda *_, **__: short
@@ -249,12 +266,12 @@ def _attention_work(
         vars(attention_op).update(chosen)
         try:
             heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+            scale = shape.head_dim**-0.5
             attention_op.attention(qkv, cache[:, layer, 0], cache[:, layer, 1], plan, out, *heads, scale)
         finally:
             vars(attention_op).update(before)
 
-    check = partial(_attention_error, shape, metadata, qkv, cache[:, layers - 1], out, scale)
-    return Work([partial(launch, layer) for layer in range(layers)], check)
+    return [partial(launch, layer) for layer in range(cache.shape[1])], qkv, out
 
 
 def paged_cache(
@@ -277,7 +294,7 @@ def paged_cache(
     return metadata, cache
 
 
-def _attention_error(
+def attention_error(
     shape: AttentionShape,
     metadata: AttentionMetadata,
     qkv: torch.Tensor,
