@@ -3,7 +3,8 @@
 Contexts are exponentially distributed around each mean, as those of chats are; rows of other steps follow, for a shape
 or an order that suits short contexts may cost elsewhere. Microseconds of one layer, items by falling length / in the
 order of arrival; the best of a row has a star. The last table is what thresholds are set from
-(``SplitRule.arrival_tokens``): times by mean context, as a share of those of the first shape in falling order.
+(``SplitRule.arrival_tokens`` and ``brief_tokens``): times by mean context, as a share of those of the first shape in
+falling order.
 
     PYTHONPATH=. python benchmarks/kernels/bench_short_contexts.py
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,15 +24,31 @@ from triton_timing import MEMORY_BYTES_PER_S, graphs_us
 from headrace.attention.triton_work_list import SplitRule
 from headrace.kernels.triton.attention_tiles import LaunchShape
 
+
+@dataclass(frozen=True, slots=True)
+class ShapeInTurns(LaunchShape):
+    """More programs than fit, ``num_resident`` at a time: the others begin as those end, which evens out lengths."""
+
+    num_resident: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """For the registers that those at a time may have."""
+        fields = (self.block_m, self.block_n, self.num_stages, self.num_warps, self.num_resident)
+        return LaunchShape(*fields).options
+
+
 SHAPES = (
     LaunchShape(16, 64, 2, 4, 4),
     LaunchShape(16, 32, 3, 2, 8),
     LaunchShape(16, 32, 3, 2, 6),
     LaunchShape(16, 32, 2, 2, 8),
     LaunchShape(16, 64, 2, 2, 5),
+    ShapeInTurns(16, 64, 2, 4, 8, num_resident=4),
+    ShapeInTurns(16, 32, 2, 2, 16, num_resident=8),
 )
-"""The engine's for heads of 128 numbers first. Of the second only six programs fit into a multiprocessor's memory; the
-third is the same with those only."""
+"""The engine's for heads of 128 numbers first, then the one for brief work (``PackedWork``), of which only six programs
+fit into a multiprocessor's memory at a time; the third is the same with those only."""
 
 ARRIVAL_TOKENS = {"falling": 0, "arrival": 1 << 30}
 REQUESTS, MEANS = (128, 256, 384, 448), (100, 200, 300, 400, 600)

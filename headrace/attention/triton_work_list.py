@@ -43,6 +43,9 @@ class SplitRule:
         unit_tokens, merge_tokens: what a short unit costs beside its reading, and one whose result is merged, in
             tokens read (benchmarks/NOTES.md).
         arrival_tokens: short tiles that read fewer keys each, on average, keep their order.
+        brief_tokens, min_brief_units: short tiles that read fewer keys each and are units of work enough are brief:
+            launched another way. Measured at 200 (faster) and at 600 (slower), with 3,016 and more units; between is
+            a guess.
     """
 
     num_kv_heads: int
@@ -56,6 +59,13 @@ class SplitRule:
     unit_tokens: int = 100
     merge_tokens: int = 150
     arrival_tokens: int = 384
+    brief_tokens: int = 320
+    min_brief_units: int = 1024
+
+    def is_brief(self, spans: Ints) -> bool:
+        """Whether a step's short tiles are, from how many keys each reads."""
+        is_many = len(spans) * self.num_kv_heads >= self.min_brief_units
+        return is_many and bool(spans.sum() < self.brief_tokens * len(spans))
 
     def keeps_arrival(self, spans: Ints) -> bool:
         """Whether a step's short tiles stay in the order of arrival, from how many keys each reads.
@@ -107,10 +117,14 @@ class SplitRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TritonWorkList:
-    """The arrays of an ``AttentionPlan`` by name, on the host at their exact lengths; the first items are short."""
+    """The arrays of an ``AttentionPlan`` by name, on the host at their exact lengths; the first items are short.
+
+    is_brief: see ``SplitRule``.
+    """
 
     arrays: dict[str, Ints]
     num_short: int
+    is_brief: bool = False
 
     def length(self, name: str) -> int:
         """Entries of one array."""
@@ -229,7 +243,8 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: Sp
     end = np.minimum(tiles.high[tile], cut + length[tile])
     is_partial = (tiles.is_merged | (num_splits > 1))[tile]
     is_short, rank = is_short_tile[tile], start - end
-    if split.keeps_arrival(spans[is_short_tile]):
+    short_spans = spans[is_short_tile]
+    if split.keeps_arrival(short_spans):
         rank[is_short] = 0
     order = np.argsort(rank - np.where(is_short, _NEVER, 0), kind="stable")
     tile, start, end, is_partial = tile[order], start[order], end[order], is_partial[order]
@@ -251,7 +266,7 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: Sp
         "reduce_starts": reduce_starts,
         "reduce_slots": reduce_slots,
     }
-    return TritonWorkList(arrays, int(np.count_nonzero(is_short_tile[tile])))
+    return TritonWorkList(arrays, int(np.count_nonzero(is_short_tile[tile])), split.is_brief(short_spans))
 
 
 def _cut_decodes(context: Ints, window: int | None, split: SplitRule) -> TritonWorkList:
@@ -293,7 +308,7 @@ def _cut_decodes(context: Ints, window: int | None, split: SplitRule) -> TritonW
         "reduce_starts": reduce_starts,
         "reduce_slots": reduce_slots,
     }
-    return TritonWorkList(arrays, len(tile))
+    return TritonWorkList(arrays, len(tile), split.is_brief(spans))
 
 
 def _power_of_two(values: Ints) -> Ints:

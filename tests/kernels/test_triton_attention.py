@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from headrace.attention.triton import TritonBackend
 from headrace.attention.triton_work_list import SplitRule, build_triton_work_list
 from headrace.kernels.triton import attention as attention_op
 from headrace.kernels.triton.attention import attention
-from headrace.kernels.triton.attention_tiles import LaunchShape
+from headrace.kernels.triton.attention_tiles import LaunchShape, short_launch
 from headrace.kernels.triton.attention_work import ITEM_FIELDS, REDUCE_FIELDS, ROW_FIELDS, TileRows
 from tests.kernels.paged_step import PagedStep, make_step
 from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
@@ -82,6 +83,56 @@ def test_rows_that_stand_before_all_keys_of_an_item(monkeypatch: pytest.MonkeyPa
     """Subtiles smaller than a tile, of whose split the first sees nothing."""
     monkeypatch.setattr(attention_op, "long_launch", lambda *_: LaunchShape(16, 32, 2, 4, 4))
     check(make_step([1, 20], [60, 75], SMALL, DEVICE, torch.float32))
+
+
+BRIEF = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=80)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize("is_brief", [False, True])
+@pytest.mark.parametrize("window", [None, 40])
+def test_either_launch_is_right_for_all_lengths(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, is_brief: bool, is_fixed: bool
+) -> None:
+    launches = []
+
+    def spy(*args: Any, **options: bool) -> LaunchShape:
+        launches.append(short_launch(*args, **options))
+        return launches[-1]
+
+    monkeypatch.setattr(attention_op, "short_launch", spy)
+    backend = TritonBackend(BRIEF, DEVICE, PlanLimits(64, 8, 1024) if is_fixed else None)
+    backend._split = SplitRule(1, brief_tokens=4000, min_brief_units=1 if is_brief else 100)
+    for lens in (([1] * 3, [1, 33, 64]), ([1], [300]), ([1, 20], [90, 33])):
+        step = make_step(*lens, BRIEF, DEVICE, HALF, window=window)
+        check(step, backend.plan(step.metadata))
+    assert {shape.block_n for shape in launches} == {32 if is_brief else 64}
+
+
+@pytest.mark.parametrize(
+    ("shape", "contexts", "is_brief"),
+    [
+        (AttentionShape(32, 8, 128), [200] * 128, True),
+        (AttentionShape(32, 8, 128), [200] * 127, False),
+        (AttentionShape(32, 8, 128), [330] * 128, False),
+        (AttentionShape(32, 8, 128), [100] * 128 + [3000] * 8, True),
+        (AttentionShape(32, 8, 64), [200] * 128, False),
+        (AttentionShape(48, 2, 128), [200] * 512, False),
+    ],
+)
+@pytest.mark.parametrize("chunk", [[], [70]], ids=["decodes", "beside a chunk"])
+def test_work_is_brief_where_a_launch_for_it_is_known(
+    shape: AttentionShape, contexts: list[int], is_brief: bool, chunk: list[int]
+) -> None:
+    lens = ([1] * len(contexts) + chunk, contexts + chunk)
+    metadata = AttentionMetadata(
+        np.concatenate(([0], np.cumsum(lens[0]))).astype(np.int32),
+        np.array(lens[1], np.int32),
+        torch.zeros((len(lens[1]), 1), dtype=torch.int32),
+        16,
+    )
+    plan = TritonBackend(shape, torch.device("cpu")).plan(metadata)
+    assert plan.derived[attention_op.WORK_KEY].is_brief == is_brief
 
 
 def test_shared_prefixes() -> None:
@@ -255,6 +306,8 @@ def low_of(position: int, window: int | None) -> int:
 LLAMA = AttentionShape(32, 8, 128)
 LARGE = {
     "decode": ([1] * 24, list(range(1000, 1024)), LLAMA, {}),
+    "short contexts": ([1] * 200, list(range(50, 450, 2)), LLAMA, {}),
+    "short contexts beside a chunk": ([1] * 200 + [90], [*range(50, 450, 2), 90], LLAMA, {}),
     "long context": ([1, 3], [20_000, 9_000], LLAMA, {}),
     "prefill": ([1500], [1500], LLAMA, {}),
     "prefill after context": ([300, 40], [4000, 3000], LLAMA, {}),

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
-PARTS = ["decode 1x1k", "prefill 4x500", "qkv T=1", "qwen3-0.6b", "sampling R=1", "step"]
+PARTS = ["decode 1x1k", "decode 512x300", "prefill 4x500", "qkv T=1", "qwen3-0.6b", "sampling R=1", "step"]
 
 
 @pytest.mark.slow

@@ -33,6 +33,17 @@ def test_every_call_runs_and_is_timed() -> None:
         assert report.seconds.keys() == calls.keys() and report.total_s >= max(report.seconds.values())
 
 
+@pytest.mark.parametrize(("head_dim", "is_known"), [(16, False), (80, True)])
+def test_decodes_of_short_contexts_are_warmed_up_where_they_have_a_launch(
+    head_dim: int, is_known: bool
+) -> None:
+    calls = decode_calls(dataclasses.replace(WIDTHS, head_dim=head_dim, windows=(None,)), DEVICE)
+    name = "attention of many short decodes, window None"
+    assert (name in calls) == is_known
+    if is_known:
+        calls[name]()
+
+
 def test_few_kernels_stand_before_the_first_token() -> None:
     assert len(first_token_calls(dataclasses.replace(WIDTHS, windows=(None,)), DEVICE)) <= 8
 

@@ -101,7 +101,8 @@ def _run_short(
 ) -> None:
     group = shape["num_heads"] // shape["num_kv_heads"]
     is_coded = _is_coded(shape, dtype)
-    launch = short_launch(group, shape["block_d"], dtype, is_quantized="kv_kind" in shape, is_coded=is_coded)
+    kinds = {"is_quantized": "kv_kind" in shape, "is_coded": is_coded, "is_brief": work.is_brief}
+    launch = short_launch(group, shape["block_d"], dtype, **kinds)
     config = _config(shape, launch)
     grid = _grid(launch.programs_per_multiprocessor, work.num_short * config.num_kv_heads, work)
     if is_coded:

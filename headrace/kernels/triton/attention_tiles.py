@@ -37,23 +37,45 @@ class LaunchShape:
         return {"num_warps": self.num_warps, "num_stages": 1, "maxnreg": registers}
 
 
+_BRIEF = LaunchShape(16, 32, 3, 2, 8)
+"""For many items of about 200 keys and heads of 128 numbers: 21 % faster than the usual, elsewhere 8 to 28 % slower."""
+
+
+def has_brief_launch(group: int, head_dim: int) -> bool:
+    """Whether brief work is launched in a way of its own, in 16-bit numbers."""
+    return 64 < head_dim <= 128 and _short_block_m(group) == _BRIEF.block_m
+
+
 def short_launch(
-    group: int, block_d: int, dtype: torch.dtype, *, is_quantized: bool = False, is_coded: bool = False
+    group: int,
+    block_d: int,
+    dtype: torch.dtype,
+    *,
+    is_quantized: bool = False,
+    is_coded: bool = False,
+    is_brief: bool = False,
 ) -> LaunchShape:
     """For tiles of few rows: the more bytes on their way the better.
 
     is_quantized: the cache is; is_coded: and ``coded_tiles_kernel``, which reads ahead by itself, takes it.
+    is_brief: the work is (``PackedWork``).
     """
-    block_m = max(16, triton.next_power_of_2(TileRows.for_group(group).short * group))
+    block_m = _short_block_m(group)
     if dtype == torch.float32:
         return LaunchShape(block_m, 16, 2, 4, 4)
     if block_d <= 64:
         return LaunchShape(block_m, 128, 3, 4, 3)
     if is_quantized and block_d <= 128:
         return LaunchShape(block_m, 128, 1 if is_coded else 2, 4, 2)
+    if is_brief and has_brief_launch(group, block_d):
+        return _BRIEF
     if block_d <= 128:
         return LaunchShape(block_m, 64, 2, 4, 4)
     return LaunchShape(block_m, 32, 3, 4, 3)
+
+
+def _short_block_m(group: int) -> int:
+    return max(16, triton.next_power_of_2(TileRows.for_group(group).short * group))
 
 
 def long_launch(head_dim: int, block_d: int, dtype: torch.dtype) -> LaunchShape:

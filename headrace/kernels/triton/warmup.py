@@ -20,6 +20,7 @@ import torch
 
 from headrace.kernels.triton.activation import gated_act
 from headrace.kernels.triton.attention import WORK_KEY, attention
+from headrace.kernels.triton.attention_tiles import has_brief_launch
 from headrace.kernels.triton.attention_work import PackedWork, pack
 from headrace.kernels.triton.decode_stack import DecodeStack, LayerTensors
 from headrace.kernels.triton.embedding import embedding
@@ -93,6 +94,9 @@ def decode_calls(widths: ModelWidths, device: torch.device) -> dict[str, Call]:
     optimized plans put in place of others. The slowest are first."""
     make = _Maker(widths, device)
     calls = make.attention_calls("decodes", 1)
+    group = widths.num_heads // widths.num_kv_heads
+    if has_brief_launch(group, widths.head_dim):
+        calls |= make.attention_calls("many short decodes", 1, is_brief=True)
     if widths.has_stack:
         calls["decode_stack"] = lambda: make_stack(widths).compile()
     calls |= make.linear_calls()
@@ -235,16 +239,16 @@ class _Maker:
             self.qkv(1), norm, norm, _EPS, cos_sin, self.ids(), self.ids(), *self.cache(), *self._heads
         )
 
-    def attention_calls(self, whose: str, num_rows: int) -> dict[str, Call]:
+    def attention_calls(self, whose: str, num_rows: int, is_brief: bool = False) -> dict[str, Call]:
         """One for each kind of layer."""
         if not self._widths.has_dense_cache:
             return {}
         return {
-            f"attention of {whose}, window {window}": partial(self.attention, num_rows, window)
+            f"attention of {whose}, window {window}": partial(self.attention, num_rows, window, is_brief)
             for window in self._widths.windows
         }
 
-    def attention(self, num_rows: int, window: int | None) -> None:
+    def attention(self, num_rows: int, window: int | None, is_brief: bool) -> None:
         """Tokens of one request at position 0, in two splits that each see the same block, and their merging."""
         row = np.arange(num_rows, dtype=np.int32)
         arrays = {
@@ -262,7 +266,7 @@ class _Maker:
         }
         num_short = 2 if num_rows == 1 else 0
         buffer = torch.from_numpy(pack(arrays, num_short)).to(self._device)
-        work = PackedWork(buffer, num_short, 2 - num_short, num_rows, 2 * num_rows)
+        work = PackedWork(buffer, num_short, 2 - num_short, num_rows, 2 * num_rows, is_brief)
         table = torch.zeros((1, 1), dtype=torch.int32, device=self._device)
         plan = SimpleNamespace(block_table=table, window=window, derived={WORK_KEY: work})
         out = self.rows(num_rows, self._widths.num_heads * self._widths.head_dim)
