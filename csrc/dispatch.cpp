@@ -75,6 +75,7 @@ const int64_t kArgsBytes[HR_NUM_OPS] = {
     sizeof(HrLinearPacked),
     sizeof(HrEmbeddingPacked),
     sizeof(HrLinearGated),
+    sizeof(HrLinearArgmax),
 };
 
 }  // namespace

@@ -36,6 +36,7 @@ enum HrOp : int32_t {
   HR_LINEAR_PACKED,
   HR_EMBEDDING_PACKED,
   HR_LINEAR_GATED,
+  HR_LINEAR_ARGMAX,
   HR_NUM_OPS,
 };
 
@@ -210,6 +211,12 @@ struct HrRowArgmax {
   float* values;     // [rows]
   int64_t* indices;  // [rows]
   int64_t stride, width;
+};
+
+// A linear and the row_argmax that alone reads its output, which need not be written: out is room for it.
+struct HrLinearArgmax {
+  HrLinear linear;
+  HrRowArgmax argmax;  // its rows are those of the linear
 };
 
 // A token of each row: the one whose weight over its noise is the largest (the Gumbel-max trick). Weights are those of

@@ -22,6 +22,7 @@ void token_mask(const void* args, Team& team);
 void linear_packed(const void* args, Team& team);
 void embedding_packed(const void* args, Team& team);
 void linear_gated(const void* args, Team& team);
+void linear_argmax(const void* args, Team& team);
 
 }  // namespace HR_ISA
 }  // namespace hr

@@ -5,6 +5,7 @@
 #include "kernels.h"
 #include "panels.h"
 #if defined(__AMX_BF16__)
+#include "linear_argmax.h"
 #include "linear_tiles.h"
 #endif
 
@@ -198,7 +199,7 @@ void many_rows(const HrLinear& a, const T* w, int64_t panel_stride, int64_t colu
 template <typename T>
 void run(const HrLinear& a, Team& team) {
 #if defined(__AMX_BF16__)
-  if (std::is_same_v<T, Bf16> && fits_tiles(a)) return run_tiles(a, team);
+  if (std::is_same_v<T, Bf16> && fits_tiles(a)) return run_tiles(a, team, PutOutputs(a));
 #endif
   const int64_t stride = panel_elements((const T*)nullptr, a.num_inputs);
   const int64_t num_panels = ceil_div(a.num_outputs, kPanel), num_chunks = ceil_div(num_panels, kChunkPanels);
@@ -243,6 +244,19 @@ void linear_gated(const void* args, Team& team) {
   linear(&a.linear, team);
   team.barrier();
   gated_act(&act, team);
+}
+
+void linear_argmax(const void* args, Team& team) {
+  const HrLinearArgmax& a = *(const HrLinearArgmax*)args;
+  if (a.linear.rows == 0) return;
+  HrRowArgmax argmax = a.argmax;
+  argmax.rows = a.linear.rows;
+#if defined(__AMX_BF16__)
+  if (fits_argmax_tiles(a.linear, team.size())) return run_argmax_tiles(a.linear, argmax, team);
+#endif
+  linear(&a.linear, team);
+  team.barrier();
+  row_argmax(&argmax, team);
 }
 
 void pack_weight(const void* args, Team& team) {

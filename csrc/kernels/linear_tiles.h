@@ -267,11 +267,12 @@ int64_t panels_each(int64_t num_panels, int64_t most, int64_t num_threads) {
   return best;
 }
 
-void run_tiles(const HrLinear& a, Team& team) {
+template <typename Put>
+void run_tiles(const HrLinear& a, Team& team, Put to) {
   const int64_t stride = panel_elements((const Bf16*)nullptr, a.num_inputs);
   const int64_t num_panels = ceil_div(a.num_outputs, kPanel);
   const int64_t each = a.rows <= kTile ? panels_each(num_panels, 4, team.size()) : 2;
-  run_pieces(a, team, ceil_div(num_panels, each), each * kPanel, PutOutputs(a), [&](int64_t piece) {
+  run_pieces(a, team, ceil_div(num_panels, each), each * kPanel, to, [&](int64_t piece) {
     Panels panels{{}, min64(each, num_panels - piece * each), each * stride};
     for (int64_t p = 0; p < panels.count; ++p) panels.at[p] = (const Bf16*)a.weight + (piece * each + p) * stride;
     return panels;

@@ -21,6 +21,7 @@ const KernelTable& table() {
       linear_packed,
       embedding_packed,
       linear_gated,
+      linear_argmax,
   }};
   return all;
 }

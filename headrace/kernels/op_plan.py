@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -116,52 +116,46 @@ def record(model: HasForward, batch: Batch) -> OpPlan:
     Raises: AssertionError when an op is given a tensor that was made during the forward, or part of a buffer: a
         replay could not find it again.
     """
-    return OpRecorder(model, batch).record()
+    buffers, fields = model.arena.buffers(), _batch_values(batch)
+    names = ["input_ids", "positions"]
+    for group in range(len(batch.groups)):
+        names += (f"slot_mapping {group}", f"{_PLAN}{group}")
+    symbols = list(zip(names, fields, strict=True))
+    symbols += ((buffer.name, buffer.rows(batch.num_tokens)) for buffer in buffers)
+    calls, result = OpRecorder(model.ops, symbols).record(lambda: model.forward(batch))
+    assert isinstance(result, Symbol) and result.index >= len(fields), (
+        "a forward returns a view of an arena buffer"
+    )
+    return OpPlan(calls, buffers, buffers[result.index - len(fields)])
 
 
 class OpRecorder:
-    """Notes the ops of one forward. Tensors that are no symbols are only watched while it runs: those that have died
-    by its end were not constants.
+    """Notes ops. Tensors that are no symbols are only watched while they run: those that have died by the end were not
+    constants.
 
     Args:
-        model: whose forward to record.
-        batch: what to run it on.
+        ops: the table that is called.
+        symbols: (name, value) of what replays look up, in the order of their indices.
     """
 
-    def __init__(self, model: HasForward, batch: Batch) -> None:
-        self._model = model
-        self._batch = batch
-        self._buffers = model.arena.buffers()
-        names = ["input_ids", "positions"]
-        for group in range(len(batch.groups)):
-            names += (f"slot_mapping {group}", f"{_PLAN}{group}")
-        names += (buffer.name for buffer in self._buffers)
-        values = _batch_values(batch) + [buffer.rows(batch.num_tokens) for buffer in self._buffers]
-        self._values = values
-        self._symbols = {
-            id(value): Symbol(name, index)
-            for index, (name, value) in enumerate(zip(names, values, strict=True))
-        }
-        assert len(self._symbols) == len(values), "the fields of a batch are different objects"
+    def __init__(self, ops: Ops, symbols: Sequence[tuple[str, Any]]) -> None:
+        self._ops = ops
+        self._symbols = {id(value): Symbol(name, index) for index, (name, value) in enumerate(symbols)}
+        assert len(self._symbols) == len(symbols), "what replays look up are different objects"
         self._calls: list[tuple[str, Op, list[Any]]] = []
 
-    def record(self) -> OpPlan:
-        """Run the forward and return the plan."""
-        ops, plain = self._model.ops, self._model.ops.table
+    def record(self, run: Callable[[], Any]) -> tuple[list[OpCall], Any]:
+        """The ops that ``run()`` calls, and what it returns: the symbol of that, if it has one."""
+        ops, plain = self._ops, self._ops.table
         try:
             for name, op in plain.items():
                 setattr(ops, name, self._noting(name, op))
-            result = self._model.forward(self._batch)
+            result = run()
         finally:
             for name, op in plain.items():
                 setattr(ops, name, op)
-        symbol = self._symbols.get(id(result))
-        first_buffer = len(self._values) - len(self._buffers)
-        assert symbol is not None and symbol.index >= first_buffer, (
-            "a forward returns a view of an arena buffer"
-        )
         calls = [_finished(name, op, args) for name, op, args in self._calls]
-        return OpPlan(calls, self._buffers, self._buffers[symbol.index - first_buffer])
+        return calls, self._symbols.get(id(result), result)
 
     def _noting(self, name: str, op: Op) -> Op:
         signature = inspect.signature(op)

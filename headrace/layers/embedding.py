@@ -121,6 +121,11 @@ class ParallelLMHead:
         found = SlicedLogits(logits, self._slices)
         return found if self._keeps_slices else SlicedLogits(found.whole())
 
+    @property
+    def buffers(self) -> tuple[Buffer, Buffer]:
+        """What a call writes: the chosen hidden states, and the logits."""
+        return self._chosen, self._local
+
     def reserve(self, num_rows: int) -> None:
         """Make room for the logits of so many rows."""
         self._chosen.reserve(num_rows)

@@ -10,6 +10,7 @@ import torch
 
 from headrace.attention.metadata import ForwardBatch
 from headrace.checkpoint.model_config import ModelArchitecture, RopeScaling
+from headrace.kernels.arena import Buffer
 from headrace.layers.attention import LayerCaches
 from headrace.layers.context import LayerContext
 from headrace.layers.embedding import ParallelLMHead, VocabParallelEmbedding, share_vocabulary
@@ -115,6 +116,11 @@ class CausalLM:
     def stage_buffers(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(hidden, residual), each [T, E], which together are the residual stream between two stages."""
         return self._hidden.rows(num_tokens), self._residual.rows(num_tokens)
+
+    @property
+    def head_buffers(self) -> tuple[Buffer, Buffer]:
+        """What ``compute_logits`` writes; on the last stage only."""
+        return self._head.buffers
 
     def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> SlicedLogits:
         """Logits of the hidden states [T, E] at ``rows`` [R] int64; valid until the next call."""

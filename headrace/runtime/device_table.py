@@ -47,6 +47,13 @@ class DeviceTable:
         flat, changed = upload([np.concatenate(places), np.concatenate(numbers)], self.tensor.device)
         self.tensor.view(-1).index_copy_(0, flat, changed)
 
+    def put(self, places: np.ndarray, device_places: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Put ``numbers`` [N], on the device, at flat places, given on the host and on the device."""
+        if self.tensor.device.type == "cpu" and self.host is not None:
+            self.host.reshape(-1)[places] = numbers.numpy()
+        else:
+            self.tensor.view(-1).index_copy_(0, device_places, numbers.int())
+
     def take(self, places: np.ndarray, device_places: torch.Tensor) -> torch.Tensor:
         """[N] int64 on the device: the numbers at flat places, given on the host and on the device."""
         if self.tensor.device.type == "cpu" and self.host is not None:

@@ -49,6 +49,13 @@ class SmallSteps(Protocol):
         """Run a step, or return None and leave it."""
 
 
+class BestTokens(Protocol):
+    """Picks the best token of each row without leaving logits behind (``NativeStep.best_tokens``)."""
+
+    def __call__(self, hidden: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """([R] float32, [R] int64): largest logits and their tokens; None: it takes the logits."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingOutput:
     """A step's results on their way to the host; ``finish`` when the device has passed the step's end."""
@@ -137,6 +144,7 @@ class ModelRunner:
             self._device,
         )
         self.small_steps: SmallSteps | None = None
+        self.best_tokens: BestTokens | None = None
         self._layouts = StepLayouts(self.states, len(kv_cache.specs))
         self._inputs = InputBatchBuilder(self.states, kv_cache.specs, backends, self._device)
         self._kernels = sampling_kernels
@@ -209,6 +217,10 @@ class ModelRunner:
             return None, None
         if result.picked is not None and mask is None:
             return None, result.picked
+        best = self._best(step, result) if mask is None and result.logits is None else None
+        if best is not None:
+            self.states.tokens.put(step.sampled_places, result.sampled_places, best.token_ids)
+            return None, best
         wanted = self.states.sampling.make_batch(
             step.sampled_slots, step.sampled_positions, self.states.tokens.tensor, mask
         )
@@ -216,9 +228,15 @@ class ModelRunner:
         if logits is None:
             logits = self._model.compute_logits(result.hidden, result.sampled_rows)
         sampled = self._sampler.sample(logits, wanted)
-        flat_tokens = self.states.tokens.tensor.view(-1)
-        flat_tokens.index_copy_(0, result.sampled_places, sampled.token_ids.int())
+        self.states.tokens.put(step.sampled_places, result.sampled_places, sampled.token_ids)
         return wanted.logprob_rows, sampled
+
+    def _best(self, step: StepLayout, result: StepResult) -> SamplerOutput | None:
+        """The tokens of a step in which all take the best, if there is a way to them without logits."""
+        if self.best_tokens is None or not self.states.sampling.takes_best(step.sampled_slots):
+            return None
+        found = self.best_tokens(result.hidden, result.sampled_rows)
+        return None if found is None else SamplerOutput(found[1], found[0], None)
 
     def _prompt_logprobs(self, step: StepLayout, hidden: torch.Tensor) -> dict[str, list[TokenLogprobs]]:
         """Entries for the prompt tokens that follow this step's positions, a bounded number of rows at a time."""

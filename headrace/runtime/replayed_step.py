@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from headrace.attention.metadata import ForwardBatch
-from headrace.kernels.arena import Arena
+from headrace.kernels.arena import Arena, Buffer
 from headrace.kernels.op_plan import OpPlan, record
 from headrace.kernels.registry import Ops
 from headrace.layers.sliced_logits import SlicedLogits
@@ -22,6 +22,10 @@ class RecordableModel(Protocol):
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [T, E]."""
+
+    @property
+    def head_buffers(self) -> tuple[Buffer, Buffer]:
+        """What ``compute_logits`` writes."""
 
     def compute_logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> SlicedLogits:
         """Logits of R rows."""

@@ -162,6 +162,10 @@ class SamplingStates:
             num_logprobs=[] if logprob_rows is None else self._num_logprobs[slots[logprob_rows]].tolist(),
         )
 
+    def takes_best(self, slots: IntArray) -> bool:
+        """Whether these requests ask for nothing but the best token."""
+        return not self._features[slots].any()
+
     def plain_draw(self, slots: IntArray, positions: IntArray) -> tuple[bool, PlainDraw | None]:
         """Whether these requests ask for nothing but the best token, or one drawn without filters; and what they draw
         with, or None: they all take their best token.

@@ -264,8 +264,9 @@ class Worker:
         assert self._model is not None
         self._model.bind_kv_cache(kv_cache)
         model: Model = self._model
+        native: NativeStep | None = None
         if self._attention == "native":
-            model = NativeStep(self._model)
+            model = native = NativeStep(self._model)
         elif self._device.type == "cpu":
             model = ReplayedStep(self._model)
         if self._world.link is not None:
@@ -284,6 +285,8 @@ class Worker:
         link: Link | None = self._world.link
         if isinstance(runner, EarlyStageRunner) and link is not None:
             link = runner.link_to(link)
+        if native is not None:
+            runner.best_tokens = native.best_tokens
         if self._max_graph_tokens:
             runner.small_steps = self._graphed_steps(self._model, runner.states, link)
         return runner

@@ -49,20 +49,20 @@ def embedding_args(
     )
 
 
-def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
+def gather_rows(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
     """See the reference."""
-    run(gather_rows_args(x, rows, out), out.numel())
+    run(gather_rows_args(x, index, out), out.numel())
 
 
-def gather_rows_args(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> GatherRowsArgs:
+def gather_rows_args(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> GatherRowsArgs:
     """The struct of ``gather_rows``."""
     check_rows(x=x, out=out)
-    assert rows.is_contiguous() and rows.dtype == torch.int64 and x.dtype == out.dtype
+    assert index.is_contiguous() and index.dtype == torch.int64 and x.dtype == out.dtype
     size = x.element_size()
     return GatherRowsArgs(
-        rows=len(rows),
+        rows=len(index),
         x=x.data_ptr(),
-        index=rows.data_ptr(),
+        index=index.data_ptr(),
         out=out.data_ptr(),
         x_stride_bytes=x.stride(0) * size,
         out_stride_bytes=out.stride(0) * size,

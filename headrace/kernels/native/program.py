@@ -26,7 +26,7 @@ from headrace.kernels.registry import Op
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _NativeRun:
+class NativeRun:
     """Consecutive native calls. ``kept``: what the calls point to."""
 
     calls: ctypes.Array[Call]
@@ -45,39 +45,36 @@ class Program:
         self._plan = plan
         self._attention_shape = _attention_shape(plan)
         values = plan.values(batch)
-        addresses = self._addresses(values)
-        self._parts: list[_NativeRun | list[OpCall]] = []
+        addresses = [self._address(value) for value in values]
+        self._parts: list[NativeRun | list[OpCall]] = []
         kept = {
             index
             for call in plan.calls
             if call.name not in ("linear", "gated_act")
             for _, index in call.symbols
         }
-        for is_native, calls in groupby(plan.calls, key=lambda call: _args_function(call.op) is not None):
+        for is_native, calls in groupby(plan.calls, key=lambda call: args_function(call.op) is not None):
             members = list(calls)
             self._parts.append(_compile(members, values, addresses, kept) if is_native else members)
 
     @property
     def num_native_runs(self) -> int:
         """Calls into the library that a step takes."""
-        return sum(isinstance(part, _NativeRun) for part in self._parts)
+        return sum(isinstance(part, NativeRun) for part in self._parts)
 
     def run(self, batch: Batch) -> torch.Tensor:
         """The forward over ``batch``."""
         values = self._plan.values(batch)
-        addresses = self._addresses(values)
+        found = [self._address(value) for value in values]
+        addresses = (ctypes.c_void_p * len(found))(*found)
         num_threads = torch.get_num_threads()
         for part in self._parts:
-            if isinstance(part, _NativeRun):
+            if isinstance(part, NativeRun):
                 library().run_program(part.calls, addresses, batch.num_tokens, num_threads)
             else:
                 for call in part:
                     call.op(*_arguments(call, values))
         return self._plan.result.rows(batch.num_tokens)
-
-    def _addresses(self, values: Sequence[Any]) -> ctypes.Array[ctypes.c_void_p]:
-        found = [self._address(value) for value in values]
-        return (ctypes.c_void_p * len(found))(*found)
 
     def _address(self, value: Any) -> int | None:
         if isinstance(value, torch.Tensor):
@@ -89,10 +86,14 @@ class Program:
 def _compile(
     members: Sequence[OpCall],
     values: Sequence[Any],
-    addresses: ctypes.Array[ctypes.c_void_p],
+    addresses: Sequence[int | None],
     kept_values: Set[int],
-) -> _NativeRun:
-    filled = merge_gated([_filled(member, values, addresses) for member in members], kept_values)
+) -> NativeRun:
+    return native_run(merge_gated([filled(member, values, addresses) for member in members], kept_values))
+
+
+def native_run(filled: Sequence[Filled]) -> NativeRun:
+    """The calls as the library takes them."""
     calls = (Call * len(filled))()
     kept: list[Any] = []
     for call, one in zip(calls, filled, strict=True):
@@ -102,11 +103,12 @@ def _compile(
         call.op, call.num_patches = OP_NUMBERS[type(one.args)], len(patches)
         call.args, call.patches = ctypes.addressof(one.args), patches
         kept += (one.args, patches)
-    return _NativeRun(calls, kept)
+    return NativeRun(calls, kept)
 
 
-def _filled(member: OpCall, values: Sequence[Any], addresses: ctypes.Array[ctypes.c_void_p]) -> Filled:
-    fill = _args_function(member.op)
+def filled(member: OpCall, values: Sequence[Any], addresses: Sequence[int | None]) -> Filled:
+    """A recorded call with its struct; ``values`` are what its symbols stand for, at ``addresses``."""
+    fill = args_function(member.op)
     assert fill is not None
     args = fill(*_arguments(member, values))
     names = list(inspect.signature(member.op).parameters)
@@ -118,6 +120,7 @@ def _filled(member: OpCall, values: Sequence[Any], addresses: ctypes.Array[ctype
         )
         for place, index in member.symbols
     ]
+    assert all(offset for offset, _, _ in patches), "the first field is the number of rows, never a pointer"
     return Filled(args, tuple(patches))
 
 
@@ -128,7 +131,7 @@ def _arguments(call: OpCall, values: Sequence[Any]) -> list[Any]:
     return args
 
 
-def _args_function(op: Op) -> Callable[..., ctypes.Structure] | None:
+def args_function(op: Op) -> Callable[..., ctypes.Structure] | None:
     """What fills in the op's struct, if it is native."""
     return getattr(sys.modules[op.__module__], f"{op.__name__}_args", None)
 

@@ -36,20 +36,24 @@ _NUMBERS_PER_TOKEN = 4
 
 def row_argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     """See the reference."""
+    num_rows = len(x)
+    values, indices = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+    run(row_argmax_args(x, values, indices), x.numel(), num_rows)
+    return values, indices
+
+
+def row_argmax_args(x: Tensor, values: Tensor, indices: Tensor) -> RowArgmaxArgs:
+    """The struct of ``row_argmax``, which writes to ``values`` [R] float32 and ``indices`` [R] int64."""
     check_rows(x=x)
     assert x.dtype == torch.float32
-    num_rows, width = x.shape
-    values, indices = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
-    args = RowArgmaxArgs(
-        rows=num_rows,
+    return RowArgmaxArgs(
+        rows=len(x),
         x=x.data_ptr(),
         values=values.data_ptr(),
         indices=indices.data_ptr(),
         stride=x.stride(0),
-        width=width,
+        width=x.shape[1],
     )
-    run(args, x.numel(), num_rows)
-    return values, indices
 
 
 def sample_rows(

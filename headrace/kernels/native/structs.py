@@ -251,6 +251,12 @@ class RowArgmaxArgs(ctypes.Structure):
     ]
 
 
+class LinearArgmaxArgs(ctypes.Structure):
+    """``HrLinearArgmax``."""
+
+    _fields_ = [("linear", LinearArgs), ("argmax", RowArgmaxArgs)]
+
+
 class DrawArgs(ctypes.Structure):
     """``HrDraw``."""
 
@@ -367,6 +373,7 @@ OPS: tuple[type[ctypes.Structure], ...] = (
     LinearPackedArgs,
     EmbeddingPackedArgs,
     LinearGatedArgs,
+    LinearArgmaxArgs,
 )
 """The struct of each op, in the order of ``HrOp``."""
 

@@ -43,10 +43,10 @@ def _embed_part(local_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
     out.masked_fill_(is_outside[:, None], 0.0)
 
 
-def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
-    """out[r] = x[rows[r]].
+def gather_rows(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+    """out[r] = x[index[r]].
 
     Args:
-        x: [T, E].  rows: [R] int64.  out: [R, E].
+        x: [T, E].  index: [R] int64.  out: [R, E].
     """
-    torch.index_select(x, 0, rows, out=out)
+    torch.index_select(x, 0, index, out=out)

@@ -24,9 +24,9 @@ def embedding(
     _launch(weight, ids, out, _rounded(scale, out.dtype), first_row or 0, len(weight))
 
 
-def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
+def gather_rows(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
     """See ``headrace.kernels.reference.embedding.gather_rows``."""
-    _launch(x, rows, out, 1.0, 0, len(x))
+    _launch(x, index, out, 1.0, 0, len(x))
 
 
 @functools.cache
