@@ -1,10 +1,8 @@
-"""Attention of many decodes by mean context, for each order of items and shape of launch, on one GPU.
+"""Attention of many decodes by mean context, for each shape of launch, on one GPU.
 
 Contexts are exponentially distributed around each mean, as those of chats are; rows of other steps follow, for a shape
-or an order that suits short contexts may cost elsewhere. Microseconds of one layer, items by falling length / in the
-order of arrival; the best of a row has a star. The last table is what thresholds are set from
-(``SplitRule.arrival_tokens`` and ``brief_tokens``): times by mean context, as a share of those of the first shape in
-falling order.
+that suits short contexts may cost elsewhere. Microseconds of one layer; the best of a row has a star. The last table
+has the times by mean context, as a share of those of the first shape. ``MANY_UNITS`` is set from both.
 
     PYTHONPATH=. python benchmarks/kernels/bench_short_contexts.py
 """
@@ -14,47 +12,30 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from triton_cases import COLD_BYTES, LLAMA, QWEN, Model, attention_error, attention_launches, paged_cache
 from triton_timing import MEMORY_BYTES_PER_S, graphs_us
 
-from headrace.attention.triton_work_list import SplitRule
 from headrace.kernels.triton.attention_tiles import LaunchShape
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeInTurns(LaunchShape):
-    """More programs than fit, ``num_resident`` at a time: the others begin as those end, which evens out lengths."""
-
-    num_resident: int
-
-    @property
-    def options(self) -> dict[str, int]:
-        """For the registers that those at a time may have."""
-        fields = (self.block_m, self.block_n, self.num_stages, self.num_warps, self.num_resident)
-        return LaunchShape(*fields).options
-
 
 SHAPES = (
     LaunchShape(16, 64, 2, 4, 4),
+    LaunchShape(16, 32, 2, 2, 16, num_resident=8),
+    LaunchShape(16, 64, 2, 4, 8, num_resident=4),
+    LaunchShape(16, 32, 2, 2, 8),
     LaunchShape(16, 32, 3, 2, 8),
     LaunchShape(16, 32, 3, 2, 6),
-    LaunchShape(16, 32, 2, 2, 8),
     LaunchShape(16, 64, 2, 2, 5),
-    ShapeInTurns(16, 64, 2, 4, 8, num_resident=4),
-    ShapeInTurns(16, 32, 2, 2, 16, num_resident=8),
 )
-"""The engine's for heads of 128 numbers first, then the one for brief work (``PackedWork``), of which only six programs
-fit into a multiprocessor's memory at a time; the third is the same with those only."""
+"""The engine's for heads of 128 numbers first: of few units of work and of many. Of the fifth only six programs fit
+into a multiprocessor's memory; the sixth is the same with those only."""
 
-ARRIVAL_TOKENS = {"falling": 0, "arrival": 1 << 30}
 REQUESTS, MEANS = (128, 256, 384, 448), (100, 200, 300, 400, 600)
 MAX_ERROR = 1e-2
 
-Row = dict[tuple[LaunchShape, str], float]
+Row = dict[LaunchShape, float]
 
 
 def main() -> None:
@@ -66,7 +47,7 @@ def main() -> None:
     parser.add_argument("--means", type=int, nargs="*", default=MEANS)
     args = parser.parse_args()
     model = {"llama": LLAMA, "qwen": QWEN}[args.model]
-    print(f"{torch.cuda.get_device_name()}, {model.name}; falling / arrival, us a layer")
+    print(f"{torch.cuda.get_device_name()}, {model.name}; us a layer")
     print(f"{'':24}{'limit':>7}" + "".join(f"{_text(shape):>18}" for shape in SHAPES))
     by_mean: dict[int, list[Row]] = {}
     for mean in args.means:
@@ -102,7 +83,7 @@ def other_steps() -> dict[str, tuple[list[int], list[int]]]:
 
 
 def measure(model: Model, queries: Sequence[int], contexts: Sequence[int]) -> Row:
-    """Microseconds of a layer by (shape, order); all take turns over the same cache.
+    """Microseconds of a layer by shape; all take turns over the same cache.
 
     Raises:
         AssertionError: a result is wrong.
@@ -110,38 +91,28 @@ def measure(model: Model, queries: Sequence[int], contexts: Sequence[int]) -> Ro
     shape, device = model.shape, torch.device("cuda")
     layers = max(2, min(32, -(-COLD_BYTES // _read_bytes(model, contexts))))
     metadata, cache = paged_cache(shape, queries, contexts, layers, device)
-    ways, launches = [], []
+    launches = []
     for short in SHAPES:
-        for order, tokens in ARRIVAL_TOKENS.items():
-            rule = SplitRule(shape.num_kv_heads, arrival_tokens=tokens)
-            way, qkv, out = attention_launches(model, metadata, cache, rule=rule, short=short)
-            way[-1]()
-            error = attention_error(shape, metadata, qkv, cache[:, layers - 1], out, shape.head_dim**-0.5)
-            assert error <= MAX_ERROR, f"{short}, {order}: an error of {error}"
-            ways.append((short, order))
-            launches.append(way)
+        way, qkv, out = attention_launches(model, metadata, cache, short=short)
+        way[-1]()
+        error = attention_error(shape, metadata, qkv, cache[:, layers - 1], out, shape.head_dim**-0.5)
+        assert error <= MAX_ERROR, f"{short}: an error of {error}"
+        launches.append(way)
     samples = graphs_us(launches, seconds=0.02)
-    return {way: statistics.median(found) for way, found in zip(ways, samples, strict=True)}
+    return {short: statistics.median(found) for short, found in zip(SHAPES, samples, strict=True)}
 
 
 def print_row(name: str, model: Model, contexts: Sequence[int], row: Row) -> None:
     """One step's figures."""
     best = min(row.values())
-    cells = []
-    for shape in SHAPES:
-        texts = [f"{row[shape, order]:.1f}" + "*" * (row[shape, order] == best) for order in ARRIVAL_TOKENS]
-        cells.append(f"{'/'.join(texts):>18}")
+    cells = [f"{f'{row[shape]:.1f}' + '*' * (row[shape] == best):>18}" for shape in SHAPES]
     limit_us = 1e6 * _read_bytes(model, contexts) / MEMORY_BYTES_PER_S
     print(f"{name:26}{limit_us:5.0f}" + "".join(cells), flush=True)
 
 
 def _shares(rows: Sequence[Row], shape: LaunchShape) -> str:
-    """Falling / arrival, over steps of all sizes."""
-    base = SHAPES[0], "falling"
-    means = [
-        statistics.geometric_mean(row[shape, order] / row[base] for row in rows) for order in ARRIVAL_TOKENS
-    ]
-    return "/".join(f"{mean:.2f}" for mean in means)
+    """Over steps of all sizes."""
+    return f"{statistics.geometric_mean(row[shape] / row[SHAPES[0]] for row in rows):.2f}"
 
 
 def _read_bytes(model: Model, contexts: Sequence[int]) -> int:

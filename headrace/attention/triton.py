@@ -12,7 +12,6 @@ from headrace.core.kv_cache_spec import MAX_LEVELS
 from headrace.errors import CapacityError
 from headrace.kernels.triton import attention_work as layout
 from headrace.kernels.triton.attention import WORK_KEY
-from headrace.kernels.triton.attention_tiles import has_brief_launch
 from headrace.kernels.triton.attention_work import PackedWork, Scratch, TileRows
 
 _MAX_SCRATCH_BYTES = 256 << 20
@@ -25,14 +24,12 @@ class TritonBackend:
     A step that needs more is refused; a backend without limits can plan it.
 
     A CUDA graph that was captured over a plan of decodes only can be replayed for such plans; one that was captured
-    over a plan with longer tiles, for all. Which launch of brief work it holds is a matter of speed only.
+    over a plan with longer tiles, for all. Which launch of short tiles it holds is a matter of speed and rounding only.
     """
 
     def __init__(self, shape: AttentionShape, device: torch.device, limits: PlanLimits | None = None) -> None:
         self._device = device
-        group = shape.num_heads // shape.num_kv_heads
-        self._rows = TileRows.for_group(group)
-        self._has_brief_launch = has_brief_launch(group, shape.head_dim)
+        self._rows = TileRows.for_group(shape.num_heads // shape.num_kv_heads)
         self._split = SplitRule(shape.num_kv_heads)
         self._buffer: torch.Tensor | None = None
         self._scratch: dict[tuple[int, int], Scratch] = {}
@@ -102,7 +99,6 @@ class TritonBackend:
             num_long=work.length("item_request") - work.num_short,
             num_reductions=work.length("reduce_rows"),
             num_partial_rows=num_partial_rows,
-            is_brief=work.is_brief and self._has_brief_launch,
             is_fixed=self._buffer is not None,
             scratch=scratch,
         )

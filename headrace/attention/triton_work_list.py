@@ -1,8 +1,7 @@
 """The planner of the Triton kernels: like ``headrace.attention.work_list``, but cut and ordered for a GPU.
 
 A tile of few query rows (a decode) is short, any other long; short items come first, each kind by falling length, so
-that the last programs to finish have little left to do. Short items of few keys keep their order
-(``SplitRule.keeps_arrival``). Everything is computed for all requests at once.
+that the last programs to finish have little left to do. Everything is computed for all requests at once.
 
 Legend: R requests, N gathered query rows, I items, P partial results, M merged rows.
 """
@@ -37,15 +36,11 @@ class SplitRule:
         num_kv_heads: each is a unit of work of its own.
         min_short_tokens, min_long_tokens: the finest cut of short and of long tiles.
         num_short_cuts: how many cuts of short tiles are compared, each twice as long as the one before; with one, a
-            row's result does not depend on the other requests of its step.
+            row's keys are cut the same whatever the other requests of its step.
         min_shared_tokens: the finest cut of long tiles of a shared prefix.
         num_units, num_short_units: units of work that fill a GPU, of long and of short tiles.
         unit_tokens, merge_tokens: what a short unit costs beside its reading, and one whose result is merged, in
             tokens read (benchmarks/NOTES.md).
-        arrival_tokens: short tiles that read fewer keys each, on average, keep their order.
-        brief_tokens, min_brief_units: short tiles that read fewer keys each and are units of work enough are brief:
-            launched another way. Measured at 200 (faster) and at 600 (slower), with 3,016 and more units; between is
-            a guess.
     """
 
     num_kv_heads: int
@@ -58,24 +53,6 @@ class SplitRule:
     num_short_units: int = 528
     unit_tokens: int = 100
     merge_tokens: int = 150
-    arrival_tokens: int = 384
-    brief_tokens: int = 320
-    min_brief_units: int = 1024
-
-    def is_brief(self, spans: Ints) -> bool:
-        """Whether a step's short tiles are, from how many keys each reads."""
-        is_many = len(spans) * self.num_kv_heads >= self.min_brief_units
-        return is_many and bool(spans.sum() < self.brief_tokens * len(spans))
-
-    def keeps_arrival(self, spans: Ints) -> bool:
-        """Whether a step's short tiles stay in the order of arrival, from how many keys each reads.
-
-        By falling length every program's last units are short together, and a unit of fewer than ``unit_tokens`` keys
-        waits more than it reads, which only another's reading beside it makes up for. Of lengths that fall off
-        exponentially two in five are so short at a mean of 200 keys, where the order of arrival takes a tenth less,
-        and one in five at 384; between 150 and 1,600 none, and it takes 7 % more (benchmarks/NOTES.md).
-        """
-        return bool(spans.sum() < self.arrival_tokens * len(spans))
 
     def short_cut(self, spans: Ints) -> int:
         """The cheapest cut of a step's short tiles, from how many keys each reads."""
@@ -117,14 +94,10 @@ class SplitRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TritonWorkList:
-    """The arrays of an ``AttentionPlan`` by name, on the host at their exact lengths; the first items are short.
-
-    is_brief: see ``SplitRule``.
-    """
+    """The arrays of an ``AttentionPlan`` by name, on the host at their exact lengths; the first items are short."""
 
     arrays: dict[str, Ints]
     num_short: int
-    is_brief: bool = False
 
     def length(self, name: str) -> int:
         """Entries of one array."""
@@ -242,11 +215,7 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: Sp
     start = np.maximum(tiles.low[tile], cut)
     end = np.minimum(tiles.high[tile], cut + length[tile])
     is_partial = (tiles.is_merged | (num_splits > 1))[tile]
-    is_short, rank = is_short_tile[tile], start - end
-    short_spans = spans[is_short_tile]
-    if split.keeps_arrival(short_spans):
-        rank[is_short] = 0
-    order = np.argsort(rank - np.where(is_short, _NEVER, 0), kind="stable")
+    order = np.argsort(start - end - np.where(is_short_tile[tile], _NEVER, 0), kind="stable")
     tile, start, end, is_partial = tile[order], start[order], end[order], is_partial[order]
 
     num_rows, row_start = tiles.num_rows[tile], tiles.row_start[tile]
@@ -266,7 +235,7 @@ def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: Sp
         "reduce_starts": reduce_starts,
         "reduce_slots": reduce_slots,
     }
-    return TritonWorkList(arrays, int(np.count_nonzero(is_short_tile[tile])), split.is_brief(short_spans))
+    return TritonWorkList(arrays, int(np.count_nonzero(is_short_tile[tile])))
 
 
 def _cut_decodes(context: Ints, window: int | None, split: SplitRule) -> TritonWorkList:
@@ -276,11 +245,10 @@ def _cut_decodes(context: Ints, window: int | None, split: SplitRule) -> TritonW
     low = np.zeros_like(context) if window is None else np.maximum(context - window, 0)
     spans = context - low
     length = split.short_lengths(context, split.short_cut(spans))
-    keeps_arrival = split.keeps_arrival(spans)
     first_split = low // length
     num_splits = (context - 1) // length - first_split + 1
     if num_splits.max() == 1:
-        tile = requests if keeps_arrival else np.argsort(-spans, kind="stable")
+        tile = np.argsort(-spans, kind="stable")
         start, end = low[tile], context[tile]
         partial_start = np.full(len(tile), -1)
         nothing = np.empty(0, np.int64)
@@ -289,9 +257,8 @@ def _cut_decodes(context: Ints, window: int | None, split: SplitRule) -> TritonW
         tile, index = ranges(num_splits)
         cut = (first_split[tile] + index) * length[tile]
         start, end = np.maximum(low[tile], cut), np.minimum(context[tile], cut + length[tile])
-        if not keeps_arrival:
-            order = np.argsort(start - end, kind="stable")
-            tile, start, end = tile[order], start[order], end[order]
+        order = np.argsort(start - end, kind="stable")
+        tile, start, end = tile[order], start[order], end[order]
         is_partial = num_splits[tile] > 1
         partial_start = np.where(is_partial, np.cumsum(is_partial) - 1, -1)
         reduce_rows, reduce_starts, reduce_slots = group_by_token(tile[is_partial])
@@ -308,7 +275,7 @@ def _cut_decodes(context: Ints, window: int | None, split: SplitRule) -> TritonW
         "reduce_starts": reduce_starts,
         "reduce_slots": reduce_slots,
     }
-    return TritonWorkList(arrays, len(tile), split.is_brief(spans))
+    return TritonWorkList(arrays, len(tile))
 
 
 def _power_of_two(values: Ints) -> Ints:

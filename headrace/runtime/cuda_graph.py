@@ -11,7 +11,6 @@ of optimized plans are ready. Until then the recorded ops run: nothing waits for
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -38,9 +37,6 @@ BUCKETS = (
 )  # fmt: skip
 """Numbers of tokens that graphs are captured for, up to the limit given. Between 256 and 512 only those for which the
 library picks a fast product of wide matrices: 448 rows take it 281 us where 512 take 159 (benchmarks/NOTES.md)."""
-
-_CAPTURE_STEPS = 32
-"""After how many steps a graph for short contexts has paid: 25 to 35 ms, of which each step saves 1 (llama-3-8b)."""
 
 
 class EagerModel(Protocol):
@@ -76,14 +72,12 @@ class StepKind(NamedTuple):
     has_long_tiles: some attention tile has more rows than a decode's.
     is_decode: all requests have one token and sample, so the graph picks tokens.
     is_random: some of them draw.
-    brief_groups: KV groups whose attention is launched for many short contexts: a matter of speed only.
     """
 
     bucket: int
     has_long_tiles: bool
     is_decode: bool
     is_random: bool
-    brief_groups: tuple[int, ...] = ()
 
 
 class _Outputs(NamedTuple):
@@ -99,7 +93,8 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class GraphedSteps:
-    """Runs the steps that are small enough; bitwise the same results as the padded eager forward.
+    """Runs the steps that are small enough; bitwise the same results as the padded eager forward, but for
+    attention of decodes, whose launch, and so its rounding, is what suited the step that was captured.
 
     Args:
         model: the eager model, bound to its KV cache, whose buffers are reserved for the largest step.
@@ -153,7 +148,6 @@ class GraphedSteps:
         self._replays: dict[StepKind, Callable[[], None]] = {}
         self._outputs: dict[StepKind, _Outputs] = {}
         self._seen: set[StepKind] = set()
-        self._missed: Counter[StepKind] = Counter()  # steps that another kind's graph served
         self._need_no_plan: set[StepKind] = set()  # captured, and whatever the attention's work, right for it
 
     @property
@@ -176,7 +170,7 @@ class GraphedSteps:
             plans = self._plan(step, views)
             if plans is None:
                 return None
-            kind = self._served(_with_plans(kind, plans))
+            kind = kind._replace(has_long_tiles=any(map(_has_long_tiles, plans)))
             self._batch = ForwardBatch(
                 bucket, views.ids, views.positions, tuple(map(GroupBatch, views.slot_mappings, plans))
             )
@@ -201,18 +195,6 @@ class GraphedSteps:
             ]
         except CapacityError:
             return None
-
-    def _served(self, kind: StepKind) -> StepKind:
-        """The kind whose graph is run. One that is faster for this step's contexts costs a capture, so it is made once
-        the steps without it have cost as much, and contexts that go up and down around the limit make few."""
-        if kind in self._replays:
-            return kind
-        others = (other for other in self._replays if other._replace(brief_groups=kind.brief_groups) == kind)
-        other = next(others, None)
-        if other is None:
-            return kind
-        self._missed[kind] += 1
-        return kind if self._missed[kind] > _CAPTURE_STEPS and self._may_capture() else other
 
     def _run(self, kind: StepKind) -> _Outputs:
         """Run the step's work once: what a stage of a pipeline has received is overwritten by it."""
@@ -302,10 +284,6 @@ class CudaCapture:
         return graph.replay
 
 
-def _with_plans(kind: StepKind, plans: Sequence[AttentionPlan]) -> StepKind:
-    """The kind of a step with these plans, which others than Triton's backend do not tell apart."""
-    works = [plan.derived.get("triton") for plan in plans]
-    return kind._replace(
-        has_long_tiles=any(work is not None and work.num_long for work in works),
-        brief_groups=tuple(index for index, work in enumerate(works) if work is not None and work.is_brief),
-    )
+def _has_long_tiles(plan: AttentionPlan) -> bool:
+    work = plan.derived.get("triton")
+    return bool(work is not None and work.num_long)

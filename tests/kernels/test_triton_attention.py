@@ -16,8 +16,9 @@ from headrace.attention.metadata import AttentionMetadata, AttentionPlan
 from headrace.attention.triton import TritonBackend
 from headrace.attention.triton_work_list import SplitRule, build_triton_work_list
 from headrace.kernels.triton import attention as attention_op
+from headrace.kernels.triton import attention_tiles
 from headrace.kernels.triton.attention import attention
-from headrace.kernels.triton.attention_tiles import LaunchShape, short_launch
+from headrace.kernels.triton.attention_tiles import MANY_UNITS, LaunchShape, short_launch
 from headrace.kernels.triton.attention_work import ITEM_FIELDS, REDUCE_FIELDS, ROW_FIELDS, TileRows
 from tests.kernels.paged_step import PagedStep, make_step
 from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
@@ -85,54 +86,94 @@ def test_rows_that_stand_before_all_keys_of_an_item(monkeypatch: pytest.MonkeyPa
     check(make_step([1, 20], [60, 75], SMALL, DEVICE, torch.float32))
 
 
-BRIEF = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=80)
+GROUP_OF_TWO = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=80)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[LaunchShape]:
+    """Those of short tiles, as they come."""
+    seen: list[LaunchShape] = []
+
+    def spy(*args: Any, **options: bool) -> LaunchShape:
+        seen.append(short_launch(*args, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(attention_op, "short_launch", spy)
+    return seen
 
 
 @pytest.mark.parametrize("is_fixed", [False, True])
-@pytest.mark.parametrize("is_brief", [False, True])
+@pytest.mark.parametrize("is_many", [False, True])
 @pytest.mark.parametrize("window", [None, 40])
 def test_either_launch_is_right_for_all_lengths(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, is_brief: bool, is_fixed: bool
+    monkeypatch: pytest.MonkeyPatch,
+    launches: list[LaunchShape],
+    window: int | None,
+    is_many: bool,
+    is_fixed: bool,
 ) -> None:
-    launches = []
-
-    def spy(*args: Any, **options: bool) -> LaunchShape:
-        launches.append(short_launch(*args, **options))
-        return launches[-1]
-
-    monkeypatch.setattr(attention_op, "short_launch", spy)
-    backend = TritonBackend(BRIEF, DEVICE, PlanLimits(64, 8, 1024) if is_fixed else None)
-    backend._split = SplitRule(1, brief_tokens=4000, min_brief_units=1 if is_brief else 100)
-    for lens in (([1] * 3, [1, 33, 64]), ([1], [300]), ([1, 20], [90, 33])):
-        step = make_step(*lens, BRIEF, DEVICE, HALF, window=window)
+    """With fewer units than programs, and with more."""
+    monkeypatch.setattr(attention_tiles, "MANY_UNITS", 1 if is_many else 1000)
+    backend = TritonBackend(GROUP_OF_TWO, DEVICE, PlanLimits(96, 64, 1024) if is_fixed else None)
+    for lens in (([1] * 3, [1, 33, 64]), ([1], [300]), ([1, 20], [90, 33]), ([1] * 50, range(20, 70))):
+        step = make_step(*lens, GROUP_OF_TWO, DEVICE, HALF, window=window)
         check(step, backend.plan(step.metadata))
-    assert {shape.block_n for shape in launches} == {32 if is_brief else 64}
+    assert {(shape.block_n, shape.num_resident) for shape in launches} == {(32, 8) if is_many else (64, None)}
 
 
 @pytest.mark.parametrize(
-    ("shape", "contexts", "is_brief"),
+    ("lens", "is_fixed", "is_many"),
     [
-        (AttentionShape(32, 8, 128), [200] * 128, True),
-        (AttentionShape(32, 8, 128), [200] * 127, False),
-        (AttentionShape(32, 8, 128), [330] * 128, False),
-        (AttentionShape(32, 8, 128), [100] * 128 + [3000] * 8, True),
-        (AttentionShape(32, 8, 64), [200] * 128, False),
-        (AttentionShape(48, 2, 128), [200] * 512, False),
+        (([1] * 9, [40] * 9), False, False),
+        (([1] * 10, [40] * 10), False, True),
+        (([1] * 10, [40] * 10), True, True),
+        (([1] * 9 + [20], [40] * 10), False, False),
+        (([1] * 9 + [20], [40] * 10), True, True),
+        (([1] * 2 + [7], [40] * 3), True, False),
     ],
 )
-@pytest.mark.parametrize("chunk", [[], [70]], ids=["decodes", "beside a chunk"])
-def test_work_is_brief_where_a_launch_for_it_is_known(
-    shape: AttentionShape, contexts: list[int], is_brief: bool, chunk: list[int]
+def test_the_launch_follows_the_units_of_work(
+    monkeypatch: pytest.MonkeyPatch,
+    launches: list[LaunchShape],
+    lens: tuple[list[int], list[int]],
+    is_fixed: bool,
+    is_many: bool,
 ) -> None:
-    lens = ([1] * len(contexts) + chunk, contexts + chunk)
-    metadata = AttentionMetadata(
-        np.concatenate(([0], np.cumsum(lens[0]))).astype(np.int32),
-        np.array(lens[1], np.int32),
-        torch.zeros((len(lens[1]), 1), dtype=torch.int32),
-        16,
+    """Or in a graph that has long tiles, and so may be replayed for other mixtures, the rows."""
+    shape = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=80)
+    monkeypatch.setattr(attention_tiles, "MANY_UNITS", 20)
+    step = make_step(*lens, shape, DEVICE, HALF)
+    check(
+        step, TritonBackend(shape, DEVICE, PlanLimits(64, 16, 128) if is_fixed else None).plan(step.metadata)
     )
-    plan = TritonBackend(shape, torch.device("cpu")).plan(metadata)
-    assert plan.derived[attention_op.WORK_KEY].is_brief == is_brief
+    assert [launch.num_resident is not None for launch in launches] == [is_many]
+
+
+@pytest.mark.parametrize(
+    ("group", "block_d", "dtype", "is_quantized", "has_another"),
+    [
+        (4, 128, torch.bfloat16, False, True),
+        (5, 128, torch.float16, False, True),
+        (24, 128, torch.bfloat16, False, False),
+        (4, 64, torch.bfloat16, False, False),
+        (4, 256, torch.bfloat16, False, False),
+        (4, 128, torch.float32, False, False),
+        (4, 128, torch.bfloat16, True, False),
+    ],
+)
+def test_which_kinds_have_a_launch_for_many_units(
+    group: int, block_d: int, dtype: torch.dtype, is_quantized: bool, has_another: bool
+) -> None:
+    few, many = (
+        short_launch(group, block_d, dtype, units, is_quantized=is_quantized)
+        for units in (MANY_UNITS - 1, MANY_UNITS)
+    )
+    assert (few != many) == has_another and many.block_m == few.block_m
+
+
+def test_registers_are_cut_to_those_that_run_at_a_time() -> None:
+    assert LaunchShape(16, 32, 2, 2, 16).options["maxnreg"] == 64
+    assert LaunchShape(16, 32, 2, 2, 16, num_resident=8).options["maxnreg"] == 128
 
 
 def test_shared_prefixes() -> None:
@@ -205,25 +246,6 @@ def test_many_decodes_are_not_cut(contexts: list[int]) -> None:
 
 def test_one_long_context_among_many_is_cut() -> None:
     assert SplitRule(8).short_cut(np.array([500] * 255 + [60_000])) <= 8192
-
-
-@pytest.mark.parametrize("others", [[], [40]], ids=["decodes", "beside a chunk"])
-@pytest.mark.parametrize("is_cut", [False, True])
-@pytest.mark.parametrize(("mean", "keeps_arrival"), [(200, True), (383, True), (385, False), (900, False)])
-def test_short_contexts_stay_in_order_of_arrival(
-    mean: int, keeps_arrival: bool, is_cut: bool, others: list[int]
-) -> None:
-    contexts = [mean + (50 if index % 3 == 0 else -25) for index in range(150)]
-    step = make_step(
-        [1] * 150 + others, contexts + others, SMALL, torch.device("cpu"), torch.float16
-    ).metadata
-    split = SplitRule(8, **(TINY_SPLITS if is_cut else {}))
-    work = build_triton_work_list(step, TileRows.for_group(2), split)
-    short = {name: work.arrays[f"item_{name}"][: work.num_short] for name in NAMES}
-    lengths = short["kv_end"] - short["kv_start"]
-    assert (work.num_short > 150) == is_cut
-    assert (np.diff(short["request"]) >= 0).all() == keeps_arrival
-    assert (np.diff(lengths) <= 0).all() != keeps_arrival
 
 
 def test_empty_step() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from headrace.kernels.triton import attention
+from headrace.kernels.triton.attention_tiles import LaunchShape, short_launch
 from headrace.kernels.triton.model_widths import ModelWidths
 from headrace.kernels.triton.warmup import decode_calls, first_token_calls, warm_up
 from tests.kernels.triton_setup import DEVICE, HALF
@@ -33,15 +36,23 @@ def test_every_call_runs_and_is_timed() -> None:
         assert report.seconds.keys() == calls.keys() and report.total_s >= max(report.seconds.values())
 
 
-@pytest.mark.parametrize(("head_dim", "is_known"), [(16, False), (80, True)])
-def test_decodes_of_short_contexts_are_warmed_up_where_they_have_a_launch(
-    head_dim: int, is_known: bool
+@pytest.mark.parametrize(("head_dim", "is_there"), [(16, False), (80, True)])
+def test_attention_of_many_decodes_is_warmed_up_where_its_launch_differs(
+    monkeypatch: pytest.MonkeyPatch, head_dim: int, is_there: bool
 ) -> None:
+    launches = []
+
+    def spy(*args: Any, **options: bool) -> LaunchShape:
+        launches.append(short_launch(*args, **options))
+        return launches[-1]
+
+    monkeypatch.setattr(attention, "short_launch", spy)
     calls = decode_calls(dataclasses.replace(WIDTHS, head_dim=head_dim, windows=(None,)), DEVICE)
-    name = "attention of many short decodes, window None"
-    assert (name in calls) == is_known
-    if is_known:
+    names = [name for name in calls if name.startswith("attention")]
+    for name in names:
         calls[name]()
+    assert len(names) == 1 + is_there
+    assert [launch.num_resident for launch in launches] == [None, 8][: len(names)]
 
 
 def test_few_kernels_stand_before_the_first_token() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 
 from headrace import LLM, SamplingParams
 from headrace.attention.base import AttentionShape, PlanLimits
-from headrace.attention.metadata import AttentionMetadata, AttentionPlan
+from headrace.attention.metadata import AttentionMetadata
 from headrace.attention.reference import ReferenceBackend
 from headrace.config import EngineConfig
 from headrace.core.output import EngineCoreRequest
@@ -21,7 +20,6 @@ from headrace.engine.assemble import build_engine_core
 from headrace.engine.engine_core import EngineCore
 from headrace.kernels.op_plan import OpCall, OpPlan, Symbol
 from headrace.kernels.reference import sampling
-from headrace.runtime import cuda_graph
 from headrace.runtime.cuda_graph import GraphedSteps
 from headrace.runtime.worker import Worker
 from tests.e2e.tiny_models import make_model
@@ -198,48 +196,6 @@ def test_steps_that_prepare_others_are_told_apart(
         assert sum(outputs) == len(small_steps._seen) + 1, "the first kind is captured when it comes again"
     assert len(observed) == len(outputs) - sum(outputs) > 4
     core.shutdown()
-
-
-def test_graphs_for_short_contexts_are_made_where_they_pay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which graph runs is a matter of speed: until one of its own pays, a step takes the one that is there."""
-    make_model("llama", tmp_path)
-    monkeypatch.setattr(cuda_graph, "_CAPTURE_STEPS", 5)
-    captured_at: dict[int, list[int]] = {}
-    found: list[list[int]] = []
-    plan = ReferenceBackend.plan
-    for period in (1000, 4, 1):
-        is_brief: list[bool] = []
-
-        def planned(
-            self: ReferenceBackend,
-            metadata: AttentionMetadata,
-            is_brief: list[bool] = is_brief,
-            period: int = period,
-        ) -> AttentionPlan:
-            result = plan(self, metadata)
-            is_brief.append(len(is_brief) // period % 2 == 1)
-            result.derived["triton"] = SimpleNamespace(num_long=0, is_brief=is_brief[-1])
-            return result
-
-        monkeypatch.setattr(ReferenceBackend, "plan", planned)
-        core = build_core(tmp_path)
-        capture = add_small_steps(core.executor._worker, 8)  # type: ignore[attr-defined]
-        params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-        core.add_request(EngineCoreRequest("r", [5, 6, 7], params, 40))
-        found.append([])
-        captured_at[period] = []
-        while core.has_work():
-            before = len(capture.num_replays)
-            found[-1] += [token for item in core.step() for token in item.new_token_ids]
-            if len(capture.num_replays) > before:
-                captured_at[period].append(len(is_brief) - 1)
-        core.shutdown()
-    assert found[0] == found[1] == found[2] and len(found[0]) == 40
-    assert captured_at[1000] == [1], "the decodes"
-    assert captured_at[4] == [1, 13], "4 to 7 and 12 are served by the graph that is there"
-    assert captured_at[1] == [1, 12], "2, 4, 6, 8 and 10 are"
 
 
 class TableAttention:

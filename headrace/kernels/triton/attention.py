@@ -47,7 +47,8 @@ def attention(
     """See ``headrace.kernels.reference.attention.attention``.
 
     K and V have the strides of ``KVCacheLayout``: within a block, heads, slots and dims are contiguous. A row's
-    result depends on the other requests of the step only by where ``SplitRule`` cuts its keys.
+    result depends on the other requests of the step only by where ``SplitRule`` cuts its keys and, in its rounding,
+    by how many short items there are (``short_launch``).
     """
     k_codes, k_scales, k_kind, _ = cache_arguments(k_cache)
     v_codes, v_scales, v_kind, _ = cache_arguments(v_cache)
@@ -101,10 +102,14 @@ def _run_short(
 ) -> None:
     group = shape["num_heads"] // shape["num_kv_heads"]
     is_coded = _is_coded(shape, dtype)
-    kinds = {"is_quantized": "kv_kind" in shape, "is_coded": is_coded, "is_brief": work.is_brief}
-    launch = short_launch(group, shape["block_d"], dtype, **kinds)
+    is_quantized, num_units = "kv_kind" in shape, work.num_short * shape["num_kv_heads"]
+    # a graph with long tiles serves steps of other mixtures: its rows tell how many short items they may have
+    expected = len(arguments[0]) * shape["num_kv_heads"] if work.is_fixed and work.num_long else num_units
+    launch = short_launch(
+        group, shape["block_d"], dtype, expected, is_quantized=is_quantized, is_coded=is_coded
+    )
     config = _config(shape, launch)
-    grid = _grid(launch.programs_per_multiprocessor, work.num_short * config.num_kv_heads, work)
+    grid = _grid(launch.programs_per_multiprocessor, num_units, work)
     if is_coded:
         options = {**scales, "FORMAT": _FORMATS[arguments[1].dtype], "C": config}
         coded_tiles_kernel[grid](*_in_words(arguments), **options, **launch.options, **launch_options())

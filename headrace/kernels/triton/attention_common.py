@@ -140,8 +140,11 @@ def first_key(start, C: tl.constexpr):
 
 @triton.jit
 def place_of(turn):
-    """The unit of this program's turn. Where items fall in length, every other turn backwards gives no program the
-    longest of each."""
+    """The unit of this program's turn. Items fall in length: with every other turn backwards no program gets the
+    longest of each.
+
+    No program takes another's units, so they need not all run at a time (``LaunchShape.num_resident``).
+    """
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     return turn * num_programs + tl.where(turn % 2 == 0, program, num_programs - 1 - program)
 

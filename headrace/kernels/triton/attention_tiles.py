@@ -19,8 +19,9 @@ class LaunchShape:
     """How a kernel is launched.
 
     block_m, block_n, num_stages: see ``TileConfig``.
-    programs_per_multiprocessor: of the persistent grid: as many as shared memory holds. Registers are cut to fit: a
-        program that waits for another to end would do its part of the work after all others.
+    programs_per_multiprocessor: of the persistent grid: as many as shared memory holds, unless
+    num_resident: so many of them run at a time, the others begin as those end, which evens out lengths of many units.
+        None: all of them. Registers are cut to fit so many.
     """
 
     block_m: int
@@ -28,54 +29,50 @@ class LaunchShape:
     num_stages: int
     num_warps: int
     programs_per_multiprocessor: int
+    num_resident: int | None = None
 
     @property
     def options(self) -> dict[str, int]:
         """Keyword arguments of a launch."""
-        share = _REGISTERS // (self.programs_per_multiprocessor * self.num_warps * _WARP)
+        num_resident = self.num_resident or self.programs_per_multiprocessor
+        share = _REGISTERS // (num_resident * self.num_warps * _WARP)
         registers = min(share // 8 * 8, _MAX_REGISTERS)
         return {"num_warps": self.num_warps, "num_stages": 1, "maxnreg": registers}
 
 
-_BRIEF = LaunchShape(16, 32, 3, 2, 8)
-"""For many items of about 200 keys and heads of 128 numbers: 21 % faster than the usual, elsewhere 8 to 28 % slower."""
+MANY_UNITS = 1024
+"""Units of short work (item and KV head) from which ``_MANY`` is the faster launch."""
 
-
-def has_brief_launch(group: int, head_dim: int) -> bool:
-    """Whether brief work is launched in a way of its own, in 16-bit numbers."""
-    return 64 < head_dim <= 128 and _short_block_m(group) == _BRIEF.block_m
+_MANY = LaunchShape(16, 32, 2, 2, 16, num_resident=8)
+"""For heads of 65 to 128 numbers in 16 bits: a fifth to a quarter faster where contexts differ, as fast where they do
+not; with 512 or fewer units a sixth slower (benchmarks/NOTES.md)."""
 
 
 def short_launch(
     group: int,
     block_d: int,
     dtype: torch.dtype,
+    num_units: int,
     *,
     is_quantized: bool = False,
     is_coded: bool = False,
-    is_brief: bool = False,
 ) -> LaunchShape:
     """For tiles of few rows: the more bytes on their way the better.
 
+    num_units: of work, about: any launch is right for any number.
     is_quantized: the cache is; is_coded: and ``coded_tiles_kernel``, which reads ahead by itself, takes it.
-    is_brief: the work is (``PackedWork``).
     """
-    block_m = _short_block_m(group)
+    block_m = max(16, triton.next_power_of_2(TileRows.for_group(group).short * group))
     if dtype == torch.float32:
         return LaunchShape(block_m, 16, 2, 4, 4)
     if block_d <= 64:
         return LaunchShape(block_m, 128, 3, 4, 3)
     if is_quantized and block_d <= 128:
         return LaunchShape(block_m, 128, 1 if is_coded else 2, 4, 2)
-    if is_brief and has_brief_launch(group, block_d):
-        return _BRIEF
     if block_d <= 128:
-        return LaunchShape(block_m, 64, 2, 4, 4)
+        is_many = num_units >= MANY_UNITS and block_m == _MANY.block_m
+        return _MANY if is_many else LaunchShape(block_m, 64, 2, 4, 4)
     return LaunchShape(block_m, 32, 3, 4, 3)
-
-
-def _short_block_m(group: int) -> int:
-    return max(16, triton.next_power_of_2(TileRows.for_group(group).short * group))
 
 
 def long_launch(head_dim: int, block_d: int, dtype: torch.dtype) -> LaunchShape:

@@ -80,9 +80,8 @@ class PackedWork:
     num_short, num_long: items of either kernel.
     num_reductions: rows to merge.
     num_partial_rows: rows of scratch for partials.
-    is_brief: many short items of few keys each, for which ``short_launch`` may know a faster launch.
-    is_fixed: the buffer will be refilled under a CUDA graph, so launches must not depend on this step's counts:
-        grids fill the device, and only ``num_long`` == 0 leaves a kernel out.
+    is_fixed: the buffer will be refilled under a CUDA graph, so launches must be right for other counts than this
+        step's: grids fill the device, and only ``num_long`` == 0 leaves a kernel out.
     scratch: partials and their log-sums by (heads, head dim), made by the first layer that needs them.
     """
 
@@ -91,7 +90,6 @@ class PackedWork:
     num_long: int
     num_reductions: int
     num_partial_rows: int
-    is_brief: bool = False
     is_fixed: bool = False
     scratch: dict[tuple[int, int], Scratch] = field(default_factory=dict)
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 
 from headrace.kernels.triton.activation import gated_act
 from headrace.kernels.triton.attention import WORK_KEY, attention
-from headrace.kernels.triton.attention_tiles import has_brief_launch
+from headrace.kernels.triton.attention_tiles import MANY_UNITS, short_launch
 from headrace.kernels.triton.attention_work import PackedWork, pack
 from headrace.kernels.triton.decode_stack import DecodeStack, LayerTensors
 from headrace.kernels.triton.embedding import embedding
@@ -93,10 +94,7 @@ def decode_calls(widths: ModelWidths, device: torch.device) -> dict[str, Call]:
     """What tokens after the first need besides: attention of one row, linears of one row, drawing, and the ops that
     optimized plans put in place of others. The slowest are first."""
     make = _Maker(widths, device)
-    calls = make.attention_calls("decodes", 1)
-    group = widths.num_heads // widths.num_kv_heads
-    if has_brief_launch(group, widths.head_dim):
-        calls |= make.attention_calls("many short decodes", 1, is_brief=True)
+    calls = make.attention_calls("decodes", 1) | make.many_decodes_calls()
     if widths.has_stack:
         calls["decode_stack"] = lambda: make_stack(widths).compile()
     calls |= make.linear_calls()
@@ -239,17 +237,27 @@ class _Maker:
             self.qkv(1), norm, norm, _EPS, cos_sin, self.ids(), self.ids(), *self.cache(), *self._heads
         )
 
-    def attention_calls(self, whose: str, num_rows: int, is_brief: bool = False) -> dict[str, Call]:
+    def attention_calls(self, whose: str, num_rows: int, num_short: int = 2) -> dict[str, Call]:
         """One for each kind of layer."""
         if not self._widths.has_dense_cache:
             return {}
         return {
-            f"attention of {whose}, window {window}": partial(self.attention, num_rows, window, is_brief)
+            f"attention of {whose}, window {window}": partial(self.attention, num_rows, window, num_short)
             for window in self._widths.windows
         }
 
-    def attention(self, num_rows: int, window: int | None, is_brief: bool) -> None:
-        """Tokens of one request at position 0, in two splits that each see the same block, and their merging."""
+    def many_decodes_calls(self) -> dict[str, Call]:
+        """Those whose launch differs from that of few."""
+        widths = self._widths
+        group, block_d = widths.num_heads // widths.num_kv_heads, triton.next_power_of_2(widths.head_dim)
+        few, many = (short_launch(group, block_d, widths.dtype, units) for units in (1, MANY_UNITS))
+        return {} if few == many else self.attention_calls("many decodes", 1, MANY_UNITS)
+
+    def attention(self, num_rows: int, window: int | None, num_short: int) -> None:
+        """Tokens of one request at position 0, in two splits that each see the same block, and their merging.
+
+        num_short: short items that the launch expects, where a request has one token; there are two.
+        """
         row = np.arange(num_rows, dtype=np.int32)
         arrays = {
             "query_rows": row,
@@ -264,9 +272,10 @@ class _Maker:
             "reduce_starts": np.arange(num_rows + 1, dtype=np.int32) * 2,
             "reduce_slots": np.stack((row, row + num_rows), axis=1).reshape(-1),
         }
-        num_short = 2 if num_rows == 1 else 0
-        buffer = torch.from_numpy(pack(arrays, num_short)).to(self._device)
-        work = PackedWork(buffer, num_short, 2 - num_short, num_rows, 2 * num_rows, is_brief)
+        is_short = num_rows == 1
+        buffer = torch.from_numpy(pack(arrays, 2 if is_short else 0)).to(self._device)
+        num_items = (num_short, 0) if is_short else (0, 2)
+        work = PackedWork(buffer, *num_items, num_rows, 2 * num_rows)
         table = torch.zeros((1, 1), dtype=torch.int32, device=self._device)
         plan = SimpleNamespace(block_table=table, window=window, derived={WORK_KEY: work})
         out = self.rows(num_rows, self._widths.num_heads * self._widths.head_dim)
