@@ -204,7 +204,7 @@ class DeviceConfig:
     kernels: Literal["auto", "native", "reference"] = knob(
         "auto", "reference runs plain torch ops only; native insists on the C++ kernels of a CPU"
     )
-    max_graph_tokens: int = knob(512, "steps up to this many tokens become CUDA graphs; 0 captures none")
+    max_graph_tokens: int = knob(1024, "steps up to this many tokens become CUDA graphs; 0 captures none")
     attention_library: Literal["auto", "off", "cudnn"] = knob(
         "auto",
         "attention of long prompt chunks on a GPU: by cuDNN where it is faster (auto), never, or insisted on",
