@@ -108,7 +108,7 @@ class _Driver:
         self.utils = self
 
     def get_device_properties(self, index: int) -> dict[str, int]:
-        return {"multiprocessor_count": 132}
+        return {"multiprocessor_count": 132, "max_shared_mem": 232448}
 
     def get_current_target(self) -> GPUTarget:
         return self._target

@@ -24,6 +24,8 @@ _SURE_BYTES = 1 << 19
 """Up to here it was faster wherever it was measured; beyond, each machine is asked at the start."""
 _EPS = 1e-5
 _ALIGNED_ELEMENTS = 8
+_LINE = 32
+"""Numbers of a cache line."""
 
 
 class FusedReduce:
@@ -33,11 +35,16 @@ class FusedReduce:
         one_shot: the ranks, and memory that all see.
         width, dtype: of the activations.
         rank: in the group.
+
+    Attributes:
+        op: as ``add_rms_norm``, of the sum over ranks.
+        exchange: for decode stacks, which add up by themselves.
     """
 
     def __init__(self, one_shot: OneShotCommunicator, width: int, dtype: torch.dtype, rank: int) -> None:
         from headrace.kernels.triton.all_reduce import MAX_PROGRAMS, SharedRows, all_reduce_add_norm
         from headrace.kernels.triton.launch import num_multiprocessors
+        from headrace.kernels.triton.rank_exchange import RankExchange, Ranks
 
         self._row_bytes = width * dtype.itemsize
         self.max_rows = MAX_BYTES // self._row_bytes
@@ -46,6 +53,14 @@ class FusedReduce:
         num_programs = one_shot.smallest(min(MAX_PROGRAMS, num_multiprocessors(parts.device)))
         shared = SharedRows(parts, flags, rank, self.max_rows, width, num_programs)
         self.op: Op = partial(all_reduce_add_norm, shared)
+        ranks = Ranks(len(parts), rank)
+        self._exchanged = [
+            one_shot.shared_memory((2, ranks.size, width), dtype),
+            one_shot.shared_memory((_LINE,), torch.int32),
+        ]
+        (_, parts), (_, arrivals) = self._exchanged
+        num_programs = one_shot.smallest(num_multiprocessors(parts.device))
+        self.exchange = RankExchange(ranks, parts, arrivals, num_programs)
 
     def shrink(self, plain: OneShotCommunicator, time_ms: Callable[[Callable[[], None]], float]) -> None:
         """Take no more rows than are faster so than by a sum and a norm; the same on all ranks.

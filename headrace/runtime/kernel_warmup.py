@@ -15,6 +15,7 @@ import torch
 from headrace.checkpoint import ModelArchitecture
 from headrace.kernels.triton.launch import launch_options
 from headrace.kernels.triton.model_widths import ModelWidths
+from headrace.kernels.triton.rank_exchange import RankExchange
 from headrace.kernels.triton.warmup import WarmupReport, decode_calls, first_token_calls, warm_up
 from headrace.platforms.cuda import use_gpu
 
@@ -30,12 +31,20 @@ class KernelWarmup:
         widths: of one rank's model.
         device: where the kernels run.
         num_threads: that compile at a time.
+        exchange: with the other ranks, if it is one of several.
     """
 
-    def __init__(self, widths: ModelWidths, device: torch.device, num_threads: int = 8) -> None:
+    def __init__(
+        self,
+        widths: ModelWidths,
+        device: torch.device,
+        num_threads: int = 8,
+        exchange: RankExchange | None = None,
+    ) -> None:
         self.first_token = WarmupReport()
         self.decode = WarmupReport()
         self._widths, self._device, self._num_threads = widths, device, num_threads
+        self._exchange = exchange
         self._is_first_done = threading.Event()
         self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-warmup", daemon=True)
@@ -61,7 +70,7 @@ class KernelWarmup:
             first = first_token_calls(self._widths, self._device)
             self.first_token = warm_up(first, self._num_threads, begin)
             self._is_first_done.set()
-            decode = decode_calls(self._widths, self._device)
+            decode = decode_calls(self._widths, self._device, self._exchange)
             self.decode = warm_up(decode, self._num_threads, begin)
         except Exception:
             logger.warning("warming up kernels failed; steps will compile theirs", exc_info=True)
@@ -85,7 +94,7 @@ def widths_of(
     """What the kernels of one rank's part of a model depend on.
 
     Args:
-        is_whole: the rank has all of the model, in weights of ``dtype``.
+        is_whole: the rank has all layers, or its part of each and a way to add up with the others.
         has_dense_cache: keys and values are of that type, too.
         num_slices: parts of the vocabulary that tokens are picked from.
     """

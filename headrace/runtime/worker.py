@@ -352,6 +352,7 @@ class Worker:
             return None
         from headrace.runtime.kernel_warmup import KernelWarmup, widths_of
 
+        exchange = None if self._fused_reduce is None else self._fused_reduce.exchange
         widths = widths_of(
             self._arch,
             num_heads=self._num_heads,
@@ -359,19 +360,21 @@ class Worker:
             tensor_parallel_size=self._world.tensor.size,
             block_size=self._cache.block_size,
             dtype=self.dtype,
-            is_whole=self._world.size == 1,
+            is_whole=self._world.size == 1 or (exchange is not None and self._world.stage.num_stages == 1),
             has_dense_cache=self.kv_dtype == self.dtype,
             num_slices=self._world.tensor.size if self._world.tensor.keeps_slices else 1,
         )
-        return KernelWarmup(widths, self._device)
+        return KernelWarmup(widths, self._device, exchange=exchange)
 
     def _fuse(self, plan: OpPlan, num_tokens: int) -> OpPlan:
         """Neighbouring ops of a recorded forward in one launch where the device's kernels can."""
+        exchange = None
         if self._fused_reduce is not None and num_tokens <= self._fused_reduce.max_rows:
+            exchange = self._fused_reduce.exchange
             plan = load_kernels("reduce_fusion", self._device).fuse_reductions(plan, self._fused_reduce.op)
         fusion = load_kernels("fusion", self._device)
         is_windowed = any(self._arch.layer_windows)
-        fused: OpPlan = fusion.fuse(plan, num_tokens, is_windowed=is_windowed)
+        fused: OpPlan = fusion.fuse(plan, num_tokens, is_windowed=is_windowed, exchange=exchange)
         return fused
 
     def _size_kv_cache(self) -> int:

@@ -12,11 +12,13 @@ import torch
 pytest.importorskip("triton")
 
 from headrace.kernels.arena import Arena
-from headrace.kernels.op_plan import OpPlan, record
+from headrace.kernels.op_plan import OpCall, OpPlan, record
 from headrace.kernels.quantized_cache import KV_FORMATS
 from headrace.kernels.registry import Ops
-from headrace.kernels.triton.decode_stack import divide, stack_layers
+from headrace.kernels.triton.decode_stack import DecodeStack, LayerTensors, divide
 from headrace.kernels.triton.fusion import fuse
+from headrace.kernels.triton.rank_exchange import RankExchange, Ranks
+from headrace.kernels.triton.stack_layers import stack_layers
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from tests.kernels.triton_setup import DEVICE, HALF, relative_error
 
@@ -238,3 +240,101 @@ def test_a_quantized_cache_is_no_stack() -> None:
     plan = record(model, make_batch(20, 4))
     assert stack_layers(plan) is None
     assert fuse(plan, 1).calls
+
+
+class TwoRanks:
+    """Both ranks of a tensor-parallel group on one GPU, each with a part of its multiprocessors and of every layer."""
+
+    def __init__(self, model: Model, shape: Shape, num_programs: int = 64) -> None:
+        parts = [torch.zeros(2, 2, shape.hidden, dtype=HALF, device=DEVICE) for _ in range(2)]
+        arrivals = [torch.zeros(32, dtype=torch.int32, device=DEVICE) for _ in range(2)]
+        addresses = [
+            torch.tensor([each.data_ptr() for each in kind], device=DEVICE) for kind in (parts, arrivals)
+        ]
+        self._memory = parts, arrivals
+        self._streams = [torch.cuda.Stream() for _ in range(2)]
+        heads = (shape.heads // 2, shape.kv_heads // 2, shape.head_dim)
+        self.stacks = []
+        for rank in range(2):
+            exchange = RankExchange(Ranks(2, rank), *addresses, num_programs)
+            layers = [self._part(model, shape, index, rank) for index in range(shape.layers)]
+            self.stacks.append(DecodeStack(layers, EPS, 0.2, heads, shape.kind, exchange))
+
+    @staticmethod
+    def _part(model: Model, shape: Shape, index: int, rank: int) -> LayerTensors:
+        layer, size, kv = model.layers[index], shape.head_dim, shape.kv_heads // 2
+        qkv = layer.qkv.split([shape.heads * size, shape.kv_heads * size, shape.kv_heads * size])
+        caches = [cache[:, rank * kv : (rank + 1) * kv] for cache in model.caches[index]]
+
+        def half(matrix: torch.Tensor, dim: int) -> torch.Tensor:
+            return matrix.chunk(2, dim)[rank]
+
+        return LayerTensors(
+            torch.cat([half(part, 0) for part in qkv]),
+            None,
+            half(layer.output, 1).contiguous(),
+            torch.cat([half(part, 0) for part in layer.gate_up.chunk(2)]),
+            half(layer.down, 1).contiguous(),
+            *layer.norms,
+            layer.q_norm,
+            layer.k_norm,
+            *caches,
+            (),
+            model.cos_sin,
+        )
+
+    def __call__(self, embedding: torch.Tensor, batch: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(residual, hidden) of either rank."""
+        group, results = batch.groups[0], []
+        torch.cuda.synchronize()
+        for stack, stream in zip(self.stacks, self._streams, strict=True):
+            residual, hidden = embedding.clone(), torch.full_like(embedding, torch.nan)
+            torch.cuda.current_stream().synchronize()
+            with torch.cuda.stream(stream):
+                stack(residual, hidden, group.plan, batch.positions, group.slot_mapping)
+            results.append((residual, hidden))
+        torch.cuda.synchronize()
+        return results
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [replace(LARGE, heads=16, kv_heads=4), SMALL])
+def test_two_ranks_add_up(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens of one rank, the same bits on both, launch after launch."""
+    options = {"num_warps": 8}  # a cooperative launch would not share the GPU with another
+    monkeypatch.setattr(DecodeStack, "_options", options)
+    model = Model(shape, 64)
+    plan = record(model, make_batch(5, 64))
+    cache = model.cache.clone()
+    ranks = TwoRanks(model, shape)
+    for stack in ranks.stacks:
+        stack.compile()
+    for context in (1, 64, 65, 1000, 1001):
+        batch = make_batch(context, 64)
+        model.cache.copy_(cache)
+        expected, filled = plan.replay(batch).clone(), model.cache.clone()
+        model.cache.copy_(cache)
+        embedding = model.table[batch.input_ids].clone()
+        (residual, hidden), others = ranks(embedding, batch)
+        assert torch.equal(residual, others[0]) and torch.equal(hidden, others[1])
+        model.ops.add_rms_norm(hidden, residual, model.last_norm, EPS, hidden)
+        assert relative_error(hidden, expected) < 2e-2
+        assert relative_error(model.cache, filled) < 2e-2
+
+
+def test_a_ranks_layers_are_found_and_added_up() -> None:
+    """Of a plan whose sums over ranks are fused; where no kernel knows of ranks it stays as it is."""
+    plan = record(Model(Shape(), 2), make_batch(5, 2))
+    embedding, *layers = plan.calls
+    residual = embedding.args[2]
+    sum_of_ranks = OpCall("all_reduce", print, (residual,), ((0, residual.index),))
+    fused = [
+        OpCall("all_reduce_add_norm", print, call.args, call.symbols) if call.name == "add_rms_norm" else call
+        for call in layers
+    ]
+    rank_plan = OpPlan([embedding, sum_of_ranks, *fused], plan.buffers, plan.result)
+    assert stack_layers(rank_plan) is None
+    number = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    exchange = RankExchange(Ranks(2, 0), number, number, 1)
+    assert stack_layers(rank_plan, exchange) is None, "tiles of the ring do not suit such small layers"
+    assert stack_layers(plan, exchange) is None

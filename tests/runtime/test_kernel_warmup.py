@@ -30,7 +30,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Holds back what decoding needs."""
     opened = threading.Event()
 
-    def decodes(widths: ModelWidths, device: torch.device) -> dict[str, Any]:
+    def decodes(widths: ModelWidths, device: torch.device, exchange: Any = None) -> dict[str, Any]:
         return {"decodes": lambda: opened.wait(30)}
 
     monkeypatch.setattr(kernel_warmup, "first_token_calls", lambda widths, device: {"prompts": lambda: None})

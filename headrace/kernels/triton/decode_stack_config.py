@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.kernels.triton.stack_places import NUM_PLACES
+
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
@@ -21,11 +23,23 @@ class StackConfig:
     block_m: int
     block_keys: int
     max_splits: int
+    num_inner: int
 
     @property
     def block_hidden(self) -> int:
         """Hidden size rounded up to a power of two."""
         return 1 << (self.hidden - 1).bit_length()
+
+    @property
+    def block_inputs(self) -> int:
+        """The most inputs that a product has, rounded up to a power of two."""
+        most = max(self.hidden, self.num_inner, self.num_heads * self.head_dim)
+        return 1 << (most - 1).bit_length()
+
+    @property
+    def num_places(self) -> int:
+        """Columns of the table of places."""
+        return NUM_PLACES
 
     @property
     def block_splits(self) -> int:
@@ -36,6 +50,11 @@ class StackConfig:
     def group(self) -> int:
         """Query heads of one KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def block_group(self) -> int:
+        """Query heads of one KV head, rounded up to a power of two."""
+        return 1 << (self.group - 1).bit_length()
 
     @property
     def half(self) -> int:

@@ -21,14 +21,16 @@ import triton.language as tl
 from headrace.kernels.triton.decode_stack_attention import attend_units, load_unit
 from headrace.kernels.triton.grid_wait import arrive, wait_for
 from headrace.kernels.triton.row_product import gated_product, load_tile, product
+from headrace.kernels.triton.stack_places import NUM_PLACES, Place
 
-# Rows of the table of places: elements from a base to each layer's own tensor.
-QKV, BIAS, OUTPUT, GATE_UP, DOWN, NORM_1, NORM_2, Q_NORM, K_NORM, K_CACHE, V_CACHE = range(11)
-NUM_PLACES = 11
 NUM_COLUMNS = tl.constexpr(NUM_PLACES)
-_QKV, _BIAS, _OUTPUT, _GATE_UP, _DOWN = (tl.constexpr(value) for value in (QKV, BIAS, OUTPUT, GATE_UP, DOWN))
-_NORM_1, _NORM_2, _Q_NORM, _K_NORM = (tl.constexpr(value) for value in (NORM_1, NORM_2, Q_NORM, K_NORM))
-_K_CACHE, _V_CACHE = (tl.constexpr(value) for value in (K_CACHE, V_CACHE))
+_QKV, _BIAS, _OUTPUT, _GATE_UP, _DOWN = (
+    tl.constexpr(int(place)) for place in (Place.QKV, Place.BIAS, Place.OUTPUT, Place.GATE_UP, Place.DOWN)
+)
+_NORM_1, _NORM_2, _Q_NORM, _K_NORM = (
+    tl.constexpr(int(place)) for place in (Place.NORM_1, Place.NORM_2, Place.Q_NORM, Place.K_NORM)
+)
+_K_CACHE, _V_CACHE = tl.constexpr(int(Place.K_CACHE)), tl.constexpr(int(Place.V_CACHE))
 
 
 @triton.jit

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.kernels.op_plan import OpCall, OpPlan, Symbol
-from headrace.kernels.triton.decode_stack import stack_layers
 from headrace.kernels.triton.fused import can_fuse, gated_linear, linear_add, norm_gated_linear, norm_linear
 from headrace.kernels.triton.norm import rms_norm
+from headrace.kernels.triton.rank_exchange import RankExchange
+from headrace.kernels.triton.stack_layers import stack_layers
 
 _OUTPUT_PLACES = {"embedding": 2, "rms_norm": 3, "add_rms_norm": 4, "gated_act": 2, "gated_linear": 4}
 """Where ops that overwrite all of a buffer have it among their arguments."""
@@ -20,17 +21,20 @@ _OUTPUT_PLACES = {"embedding": 2, "rms_norm": 3, "add_rms_norm": 4, "gated_act":
 Rule = Callable[[OpCall, OpCall], "list[OpCall] | None"]
 
 
-def fuse(plan: OpPlan, num_rows: int, *, is_windowed: bool = False) -> OpPlan:
+def fuse(
+    plan: OpPlan, num_rows: int, *, is_windowed: bool = False, exchange: RankExchange | None = None
+) -> OpPlan:
     """A plan that gives the same, but for the order of sums, for steps of exactly ``num_rows`` tokens.
 
     Of more than one token it is the plan itself: the library multiplies a few rows faster than kernels that do more.
 
     Args:
         is_windowed: some layer's attention has a window, which a decode stack does not know.
+        exchange: with the other ranks of a plan that is one rank's.
     """
     if num_rows != 1:
         return plan
-    stacked = None if is_windowed else stack_layers(plan)
+    stacked = None if is_windowed else stack_layers(plan, exchange)
     if stacked is not None:
         return stacked
     fuser = _Fuser(plan)

@@ -42,6 +42,16 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
+def max_shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program can have; none in the interpreter."""
+    if INTERPRETED:
+        return 0
+    active = driver.active
+    index = active.get_current_device() if device.index is None else device.index
+    return int(active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+@functools.cache
 def architecture() -> int:
     """Compute capability of the current device, 90 for 9.0; 0 in the interpreter."""
     return 0 if INTERPRETED else int(driver.active.get_current_target().arch)

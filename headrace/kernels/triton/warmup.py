@@ -29,6 +29,7 @@ from headrace.kernels.triton.fused import gated_linear, norm_linear
 from headrace.kernels.triton.linear import gemv_shape, linear
 from headrace.kernels.triton.model_widths import ModelWidths
 from headrace.kernels.triton.norm import add_rms_norm, rms_norm
+from headrace.kernels.triton.rank_exchange import RankExchange
 from headrace.kernels.triton.rope_and_store import rope_and_store
 from headrace.kernels.triton.sampling import (
     best_candidates,
@@ -90,20 +91,25 @@ def first_token_calls(widths: ModelWidths, device: torch.device) -> dict[str, Ca
     }
 
 
-def decode_calls(widths: ModelWidths, device: torch.device) -> dict[str, Call]:
+def decode_calls(
+    widths: ModelWidths, device: torch.device, exchange: RankExchange | None = None
+) -> dict[str, Call]:
     """What tokens after the first need besides: attention of one row, linears of one row, drawing, and the ops that
-    optimized plans put in place of others. The slowest are first."""
+    optimized plans put in place of others. The slowest are first.
+
+    exchange: of one of several ranks.
+    """
     make = _Maker(widths, device)
     calls = make.attention_calls("decodes", 1) | make.many_decodes_calls()
     if widths.has_stack:
-        calls["decode_stack"] = lambda: make_stack(widths).compile()
+        calls["decode_stack"] = lambda: make_stack(widths, exchange).compile()
     calls |= make.linear_calls()
     calls |= make.fused_calls()
     calls["drawing"] = make.draw
     return calls
 
 
-def make_stack(widths: ModelWidths) -> DecodeStack:
+def make_stack(widths: ModelWidths, exchange: RankExchange | None = None) -> DecodeStack:
     """A decode stack without memory, to compile from."""
     empty = partial(torch.empty, dtype=widths.dtype, device="meta")
     hidden, heads = widths.hidden_size, (widths.num_heads, widths.num_kv_heads, widths.head_dim)
@@ -126,7 +132,7 @@ def make_stack(widths: ModelWidths) -> DecodeStack:
         common=(),
         cos_sin=torch.empty((1, widths.head_dim), device="meta"),
     )
-    return DecodeStack([layer] * widths.num_layers, _EPS, 1.0, heads, widths.activation)
+    return DecodeStack([layer] * widths.num_layers, _EPS, 1.0, heads, widths.activation, exchange)
 
 
 class _Maker:
