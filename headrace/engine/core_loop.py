@@ -36,6 +36,10 @@ IDLE_LOOK_S = 1
 """How often an idle core is asked whether it is well."""
 
 
+STATS_EVERY_S = 0.05
+"""How often a busy core tells its state: gathering and sending it takes longer than a request's news."""
+
+
 class Core(Protocol):
     """What the loop needs of an engine core."""
 
@@ -118,10 +122,15 @@ class CoreLoop:
         self._send(LoadProgress(stage, share))
 
     def _serve(self, core: Core) -> None:
+        next_stats = 0.0
         while self._take_messages(core):
             outputs = core.step()
-            if outputs or not core.has_work():
-                self._send(StepNews(outputs, stats_of(core)))
+            is_idle = not core.has_work()
+            if outputs or is_idle:
+                now = time.monotonic()
+                is_due = is_idle or now >= next_stats
+                next_stats = now + STATS_EVERY_S if is_due else next_stats
+                self._send(StepNews(outputs, stats_of(core) if is_due else None))
 
     def _take_messages(self, core: Core) -> bool:
         """Handle what waits; without work, wait for more. Returns False when told to stop.

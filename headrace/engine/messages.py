@@ -76,7 +76,7 @@ class CoreReady(msgspec.Struct, tag="ready"):
 
 
 class StepNews(msgspec.Struct, tag="step"):
-    """All that one step produced, in one message. ``stats`` is the core's state after the step."""
+    """All that one step produced, in one message. ``stats`` is the core's state after it; None: it was told lately."""
 
     outputs: list[EngineCoreOutput]
     stats: dict[str, Any] | None = None

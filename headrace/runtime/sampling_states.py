@@ -101,6 +101,7 @@ class SamplingStates:
         self._device = device
         self._mask_kernels = load_kernels("token_mask", device)
         self._features = np.zeros(max_num_seqs, np.int64)
+        self._num_asking = 0  # slots with features, be they in use or not
         self._temperature = np.ones(max_num_seqs, np.float32)
         self._top_k = np.zeros(max_num_seqs, np.int64)
         self._top_p = np.ones(max_num_seqs, np.float32)
@@ -120,6 +121,7 @@ class SamplingStates:
         params = new.sampling_params
         rules = _TokenRules(new, self._vocab_size)
         features = _features(new, rules)
+        self._num_asking += bool(features) - bool(self._features[slot])
         self._features[slot] = features
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
@@ -164,7 +166,7 @@ class SamplingStates:
 
     def takes_best(self, slots: IntArray) -> bool:
         """Whether these requests ask for nothing but the best token."""
-        return not self._features[slots].any()
+        return not self._num_asking or not self._features[slots].any()
 
     def plain_draw(self, slots: IntArray, positions: IntArray) -> tuple[bool, PlainDraw | None]:
         """Whether these requests ask for nothing but the best token, or one drawn without filters; and what they draw

@@ -93,6 +93,8 @@ class StepLayouts:
         self._states = states
         self._num_groups = num_groups
         self._table_width = states.tokens.tensor.shape[1]
+        self._shared: list[SharedPrefix] = []
+        self._prefixes: tuple[PrefixGroup, ...] = ()
 
     def make(self, output: SchedulerOutput) -> StepLayout:
         """The layout of one step; notes that its sampled tokens will be there."""
@@ -124,9 +126,15 @@ class StepLayouts:
             sampled_positions=sampled_positions,
             sampled_rows=sampled_rows,
             sampled_places=self._states.note_sampled(sampled_slots, sampled_positions),
-            prefixes=tuple(map(_prefix_group, output.shared_prefixes)),
+            prefixes=self._prefix_groups(output.shared_prefixes),
             prompt_rows=self._prompt_rows(output, slots, query_starts),
         )
+
+    def _prefix_groups(self, shared: list[SharedPrefix]) -> tuple[PrefixGroup, ...]:
+        """The same objects as long as the same is shared, which is mostly so while requests decode."""
+        if shared != self._shared:
+            self._shared, self._prefixes = shared, tuple(map(_prefix_group, shared))
+        return self._prefixes
 
     def _slot_mappings(self, token_slots: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
         size = self._states.block_size

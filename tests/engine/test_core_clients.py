@@ -59,6 +59,15 @@ async def test_answers_arrive_in_order_one_message_a_step(start: Starter) -> Non
     assert heard.outputs("a")[-1].timeline is not None
 
 
+async def test_a_busy_core_tells_its_state_now_and_then(start: Starter) -> None:
+    client, heard = start(spec(step_s=0.002))
+    client.add_request(core_request("r", [1], 150))
+    await until(lambda: heard.is_finished("r"))
+    told = [news.stats for news in heard.news if news.stats is not None]
+    assert 3 <= len(told) < len(heard.news) / 3
+    assert told[0]["num_running"] == 1 and told[-1]["num_running"] == 0
+
+
 async def test_requests_added_while_loading_wait(start: Starter) -> None:
     client, heard = start(spec())
     assert not heard.ready

@@ -83,14 +83,19 @@ def attention_args(
 
 
 def plan_address(plan: AttentionWork, num_heads: int, head_dim: int) -> int:
-    """Where the plan's struct is, which lives as long as the plan and is shared by all layers of these heads."""
+    """Where the plan's struct is, which lives as long as the plan and is shared by all layers of these heads.
+
+    The plan's block table may have become another one since.
+    """
     key = ("native", num_heads, head_dim)
     kept = plan.derived.get(key)
     if kept is None:
         partials = torch.empty((plan.num_partials, num_heads, head_dim), dtype=torch.float32)
         log_sums = torch.empty((plan.num_partials, num_heads), dtype=torch.float32)
         kept = plan.derived[key] = (_plan_args(plan, partials, log_sums), partials, log_sums)
-    return ctypes.addressof(kept[0])
+    args = kept[0]
+    args.block_table, args.block_table_stride = plan.block_table.data_ptr(), plan.block_table.stride(0)
+    return ctypes.addressof(args)
 
 
 def _plan_args(plan: AttentionWork, partials: torch.Tensor, log_sums: torch.Tensor) -> AttentionPlanArgs:
