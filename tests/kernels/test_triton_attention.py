@@ -127,19 +127,20 @@ def test_either_launch_is_right_for_all_lengths(
         (([1] * 9, [40] * 9), False, False),
         (([1] * 10, [40] * 10), False, True),
         (([1] * 10, [40] * 10), True, True),
-        (([1] * 9 + [20], [40] * 10), False, False),
+        (([1] * 9 + [20], [40] * 10), False, True),
+        (([1] * 2, [400] * 2), False, False),
         (([1] * 9 + [20], [40] * 10), True, True),
         (([1] * 2 + [7], [40] * 3), True, False),
     ],
 )
-def test_the_launch_follows_the_units_of_work(
+def test_the_launch_follows_the_rows(
     monkeypatch: pytest.MonkeyPatch,
     launches: list[LaunchShape],
     lens: tuple[list[int], list[int]],
     is_fixed: bool,
     is_many: bool,
 ) -> None:
-    """Or in a graph that has long tiles, and so may be replayed for other mixtures, the rows."""
+    """Not the parts that contexts are cut into."""
     shape = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=80)
     monkeypatch.setattr(attention_tiles, "MANY_UNITS", 20)
     step = make_step(*lens, shape, DEVICE, HALF)

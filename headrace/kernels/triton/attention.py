@@ -103,10 +103,10 @@ def _run_short(
     group = shape["num_heads"] // shape["num_kv_heads"]
     is_coded = _is_coded(shape, dtype)
     is_quantized, num_units = "kv_kind" in shape, work.num_short * shape["num_kv_heads"]
-    # a graph with long tiles serves steps of other mixtures: its rows tell how many short items they may have
-    expected = len(arguments[0]) * shape["num_kv_heads"] if work.is_fixed and work.num_long else num_units
+    # not items: few long contexts in many parts are best served as few; and a graph serves steps of other mixtures
+    row_units = len(arguments[0]) * shape["num_kv_heads"]
     launch = short_launch(
-        group, shape["block_d"], dtype, expected, is_quantized=is_quantized, is_coded=is_coded
+        group, shape["block_d"], dtype, row_units, is_quantized=is_quantized, is_coded=is_coded
     )
     config = _config(shape, launch)
     grid = _grid(launch.programs_per_multiprocessor, num_units, work)

@@ -41,7 +41,7 @@ class LaunchShape:
 
 
 MANY_UNITS = 1024
-"""Units of short work (item and KV head) from which ``_MANY`` is the faster launch."""
+"""A step's rows times KV heads from which ``_MANY`` is the faster launch."""
 
 _MANY = LaunchShape(16, 32, 2, 2, 16, num_resident=8)
 """For heads of 65 to 128 numbers in 16 bits: a fifth to a quarter faster where contexts differ, as fast where they do
@@ -52,14 +52,14 @@ def short_launch(
     group: int,
     block_d: int,
     dtype: torch.dtype,
-    num_units: int,
+    row_units: int,
     *,
     is_quantized: bool = False,
     is_coded: bool = False,
 ) -> LaunchShape:
     """For tiles of few rows: the more bytes on their way the better.
 
-    num_units: of work, about: any launch is right for any number.
+    row_units: the step's rows times KV heads; any launch is right for any number.
     is_quantized: the cache is; is_coded: and ``coded_tiles_kernel``, which reads ahead by itself, takes it.
     """
     block_m = max(16, triton.next_power_of_2(TileRows.for_group(group).short * group))
@@ -70,7 +70,7 @@ def short_launch(
     if is_quantized and block_d <= 128:
         return LaunchShape(block_m, 128, 1 if is_coded else 2, 4, 2)
     if block_d <= 128:
-        is_many = num_units >= MANY_UNITS and block_m == _MANY.block_m
+        is_many = row_units >= MANY_UNITS and block_m == _MANY.block_m
         return _MANY if is_many else LaunchShape(block_m, 64, 2, 4, 4)
     return LaunchShape(block_m, 32, 3, 4, 3)
 

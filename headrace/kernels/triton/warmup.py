@@ -243,12 +243,14 @@ class _Maker:
             self.qkv(1), norm, norm, _EPS, cos_sin, self.ids(), self.ids(), *self.cache(), *self._heads
         )
 
-    def attention_calls(self, whose: str, num_rows: int, num_short: int = 2) -> dict[str, Call]:
-        """One for each kind of layer."""
+    def attention_calls(self, whose: str, num_rows: int, num_tokens: int | None = None) -> dict[str, Call]:
+        """One for each kind of layer; ``num_tokens`` of a step, if more than the rows."""
         if not self._widths.has_dense_cache:
             return {}
         return {
-            f"attention of {whose}, window {window}": partial(self.attention, num_rows, window, num_short)
+            f"attention of {whose}, window {window}": partial(
+                self.attention, num_rows, window, num_tokens or num_rows
+            )
             for window in self._widths.windows
         }
 
@@ -257,13 +259,12 @@ class _Maker:
         widths = self._widths
         group, block_d = widths.num_heads // widths.num_kv_heads, triton.next_power_of_2(widths.head_dim)
         few, many = (short_launch(group, block_d, widths.dtype, units) for units in (1, MANY_UNITS))
-        return {} if few == many else self.attention_calls("many decodes", 1, MANY_UNITS)
+        num_tokens = -(-MANY_UNITS // widths.num_kv_heads)
+        return {} if few == many else self.attention_calls("many decodes", 1, num_tokens)
 
-    def attention(self, num_rows: int, window: int | None, num_short: int) -> None:
-        """Tokens of one request at position 0, in two splits that each see the same block, and their merging.
-
-        num_short: short items that the launch expects, where a request has one token; there are two.
-        """
+    def attention(self, num_rows: int, window: int | None, num_tokens: int) -> None:
+        """Tokens of one request at position 0, in two splits that each see the same block, and their merging, in a
+        step of ``num_tokens``."""
         row = np.arange(num_rows, dtype=np.int32)
         arrays = {
             "query_rows": row,
@@ -278,11 +279,10 @@ class _Maker:
             "reduce_starts": np.arange(num_rows + 1, dtype=np.int32) * 2,
             "reduce_slots": np.stack((row, row + num_rows), axis=1).reshape(-1),
         }
-        is_short = num_rows == 1
-        buffer = torch.from_numpy(pack(arrays, 2 if is_short else 0)).to(self._device)
-        num_items = (num_short, 0) if is_short else (0, 2)
-        work = PackedWork(buffer, *num_items, num_rows, 2 * num_rows)
+        num_short = 2 if num_rows == 1 else 0
+        buffer = torch.from_numpy(pack(arrays, num_short)).to(self._device)
+        work = PackedWork(buffer, num_short, 2 - num_short, num_rows, 2 * num_rows)
         table = torch.zeros((1, 1), dtype=torch.int32, device=self._device)
         plan = SimpleNamespace(block_table=table, window=window, derived={WORK_KEY: work})
-        out = self.rows(num_rows, self._widths.num_heads * self._widths.head_dim)
-        attention(self.qkv(num_rows), *self.cache(), plan, out, *self._heads, 1.0, self._widths.soft_cap)
+        out = self.rows(num_tokens, self._widths.num_heads * self._widths.head_dim)
+        attention(self.qkv(num_tokens), *self.cache(), plan, out, *self._heads, 1.0, self._widths.soft_cap)
