@@ -175,12 +175,8 @@ class ParallelConfig:
         "how GPUs add up: fused with the norm after it in graphs, else in one shot where measured faster, else NCCL; "
         "fused insists; one-shot and library (NCCL) never fuse",
     )
-    all_reduce_parts: int = knob(
-        1,
-        "GPUs: parts that steps of over 2048 tokens are summed in, beside the next part's products; 1: whole",
-    )
     pick_in_parts: bool = knob(
-        False,
+        True,
         "each rank picks from its part of the vocabulary; logits are gathered only where whole rows are read",
     )
     launcher: Literal["spawn", "external"] = knob(
@@ -374,7 +370,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "host_cache_bytes": (0, 1 << 50),
     "disk_cache_bytes": (1, 1 << 60),
     "tensor_parallel_size": (1, 1024),
-    "all_reduce_parts": (1, 64),
     "pipeline_parallel_size": (1, 1024),
     "rank_timeout_s": (0.5, 1e6),
     "threads": (1, 4096),

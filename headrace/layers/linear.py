@@ -123,15 +123,8 @@ class RowParallelLinear(Linear):
         super().__init__(ctx, [shard])
         self._ops = ctx.ops
         self._must_reduce = ctx.parallel.size > 1
-        self._overlap = ctx.parallel.overlap
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        parts = [] if self._overlap is None else self._overlap.parts(len(x))
-        if self._overlap is not None and len(parts) > 1:
-            self._overlap.run(
-                out, parts, lambda rows: super(RowParallelLinear, self).__call__(x[rows], out[rows])
-            )
-            return
         super().__call__(x, out)
         if self._must_reduce:
             self._ops.all_reduce(out)

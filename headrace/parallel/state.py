@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from headrace.errors import ConfigError
-
-
-class Overlap(Protocol):
-    """Sums in parts beside products (``OverlappedReduce``)."""
-
-    def parts(self, num_rows: int) -> list[slice]:
-        """The parts that a step's rows are summed in; one where that would not pay."""
-
-    def run(self, out: torch.Tensor, parts: list[slice], compute: Callable[[slice], None]) -> None:
-        """out = sum of all ranks' out, where ``compute`` writes the rows of a part."""
 
 
 class Communicator(Protocol):
@@ -47,7 +36,6 @@ class SoloCommunicator:
 class ParallelState:
     """Rank and size of the tensor-parallel group.
 
-    overlap: for steps that run op by op; None: sums and products do not overlap.
     keeps_slices: each rank's logits stay its slice of the vocabulary until somebody reads whole rows; else they are
         gathered at once.
     """
@@ -55,7 +43,6 @@ class ParallelState:
     rank: int = 0
     size: int = 1
     communicator: Communicator = field(default_factory=SoloCommunicator)
-    overlap: Overlap | None = None
     keeps_slices: bool = True
 
     def share(self, total: int, what: str) -> slice:

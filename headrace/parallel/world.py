@@ -14,7 +14,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from headrace.config import ParallelConfig
 from headrace.parallel.one_shot import choose_all_reduce
-from headrace.parallel.overlapped_reduce import OverlappedReduce
 from headrace.parallel.pipeline import PipelineLink, PipelineStage
 from headrace.parallel.rank_status import RankStatus
 from headrace.parallel.state import Communicator, ParallelState, SoloCommunicator
@@ -76,7 +75,7 @@ class World:
         )
         stage, tensor_rank = divmod(rank, tensor_size)
         inner: Communicator = SoloCommunicator()
-        communicator, overlap = inner, None
+        communicator = inner
         if tensor_size > 1:
             groups = [
                 dist.new_group(list(range(first, first + tensor_size)), backend=backend)
@@ -87,11 +86,6 @@ class World:
                 is_one_host = num_local_ranks % tensor_size == 0
                 inner = choose_all_reduce(parallel.all_reduce, inner, groups[stage], device, is_one_host)
             communicator = WatchedCommunicator(inner, status.enter_wait, status.leave_wait)
-            if (
-                is_gpu and parallel.all_reduce_parts > 1
-            ):  # on CPUs forwards are recorded, which parts cannot be
-                waiting = status.enter_wait, status.leave_wait
-                overlap = OverlappedReduce(groups[stage], parallel.all_reduce_parts, *waiting)
         link, tokens = None, None
         if num_stages > 1:
             first, source = list(range(tensor_size)), size - tensor_size
@@ -106,9 +100,7 @@ class World:
             size=size,
             local_rank=local_rank,
             num_local_ranks=num_local_ranks,
-            tensor=ParallelState(
-                tensor_rank, tensor_size, communicator, overlap, keeps_slices=parallel.pick_in_parts
-            ),
+            tensor=ParallelState(tensor_rank, tensor_size, communicator, keeps_slices=parallel.pick_in_parts),
             stage=PipelineStage(stage, num_stages),
             link=link,
             tokens=tokens,

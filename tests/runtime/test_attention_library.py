@@ -275,6 +275,7 @@ def test_the_largest_chunk_is_what_one_prompt_gets_of_a_step(
 def test_long_prompts_give_the_same_log_probabilities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But for rounding, of which bf16 has much more by itself."""
     from headrace.attention import library as planning
     from headrace.kernels.triton.library_attention import AttentionLibrary
 
@@ -292,10 +293,10 @@ def test_long_prompts_give_the_same_log_probabilities(
     prompts = [{"prompt_token_ids": [(7 * i + 3 * seed) % 150 + 3 for i in range(7000)]} for seed in range(6)]
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     found = []
-    for setting in ("off", "cudnn"):
+    for setting, dtype in (("off", "float32"), ("off", "bfloat16"), ("cudnn", "bfloat16")):
         with LLM(
             str(tmp_path),
-            dtype="bfloat16",
+            dtype=dtype,
             skip_tokenizer_init=True,
             attention_library=setting,
             max_num_batched_tokens=3072,
@@ -313,4 +314,7 @@ def test_long_prompts_give_the_same_log_probabilities(
         rows = [entry for output in outputs for entry in output.prompt_logprobs[1:]]
         found.append(torch.tensor([next(iter(entry.values())).logprob for entry in rows]))
     assert {bool(span.pieces) for span in spans} == {True, False}
-    assert float((found[0] - found[1]).abs().mean()) < 0.02
+    exact, own, library_s = found
+    rounding = float((own - exact).abs().mean())  # what 16 bits cost, by any kernel
+    assert float((library_s - exact).abs().mean()) < 1.1 * rounding
+    assert float((library_s - own).abs().mean()) < 0.5 * rounding

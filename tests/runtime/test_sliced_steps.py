@@ -132,7 +132,7 @@ def test_kept_or_gathered_at_once_the_tokens_are_the_same(folder: Path, is_graph
 
 
 def test_the_setting_decides_whether_slices_are_kept() -> None:
-    assert not ParallelConfig().pick_in_parts
+    assert ParallelConfig().pick_in_parts
     for is_kept in (False, True):
         config = ParallelConfig(pick_in_parts=is_kept)
         place: dict[str, Any] = {"rank": 0, "local_rank": 0, "num_local_ranks": 1, "status": None}
