@@ -35,6 +35,15 @@ def test_kernels_compile() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "count"), [("compile_quantized.py", 3 * 4), ("compile_library.py", 3)])
 def test_programs_that_compile(program: str, count: int) -> None:
+    check_program(program, count)
+
+
+def test_the_stack_with_a_ring_compiles() -> None:
+    """Gluon changes from one version of Triton to the next, and no other test without a GPU has ranks."""
+    check_program("compile_stack.py", 4)
+
+
+def check_program(program: str, count: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks/kernels")])
     command = [sys.executable, f"tests/kernels/{program}"]
