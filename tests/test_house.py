@@ -98,6 +98,24 @@ def test_cuda_is_called_in_two_places_only() -> None:
             assert not is_cuda, f"{path}:{node.lineno} calls torch.cuda"  # type: ignore[attr-defined]
 
 
+def test_tensors_name_their_type() -> None:
+    """A program that holds an engine may have set torch's default type, which is no type of the engine's."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            maker = float_maker(node)
+            assert maker is None, f"{path}:{node.lineno} {maker} needs a dtype"  # type: ignore[attr-defined]
+
+
+def float_maker(node: ast.AST) -> str | None:
+    """The torch function that a call (perhaps by way of ``partial``) makes a tensor of the default type with."""
+    if not isinstance(node, ast.Call) or any(word.arg in ("dtype", None) for word in node.keywords):
+        return None
+    made = node.args[0] if ast.unparse(node.func) == "partial" and node.args else node.func
+    names = ("empty", "zeros", "ones", "full", "tensor", "rand", "randn", "linspace", "logspace", "eye")
+    name = ast.unparse(made)
+    return name if name in {f"torch.{one}" for one in names} else None
+
+
 def environment_name(node: ast.AST) -> str | None:
     """The variable that ``os.environ[...]``, ``os.environ.get(...)`` or ``os.getenv(...)`` reads."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):

@@ -51,7 +51,9 @@ def dequantize_ggml(data: Tensor, ggml_type: GGMLType, out: Tensor) -> None:
     chunk = _chunk_numbers(out) // block_numbers
     scratch = None
     if out.dtype != torch.float32:
-        scratch = torch.empty(min(chunk, len(blocks)), block_numbers, device=out.device)
+        scratch = torch.empty(
+            (min(chunk, len(blocks)), block_numbers), dtype=torch.float32, device=out.device
+        )
     for start in range(0, len(blocks), chunk):
         part, target = blocks[start : start + chunk], numbers[start : start + chunk]
         if scratch is None:

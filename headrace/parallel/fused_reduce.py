@@ -71,7 +71,7 @@ class FusedReduce:
         """
         norm = load_kernels("norm", self._parts.device).add_rms_norm
         x, residual = self._parts.new_zeros((2, self.max_rows, self._parts.shape[2]))
-        weight = torch.ones(x.shape[1], device=x.device)
+        weight = torch.ones(x.shape[1], dtype=torch.float32, device=x.device)
 
         def apart(x: torch.Tensor, residual: torch.Tensor) -> None:
             plain.all_reduce(x)
@@ -94,11 +94,14 @@ class FusedReduce:
         like, most = self._parts[0], self.max_rows
         for turn, num_rows in enumerate((1, min(8, most), 1, most, min(8, most), most)):
             generator = torch.Generator(like.device).manual_seed(turn)
-            draw = partial(torch.randn, like.shape[1], device=like.device, generator=generator)
+            draw = partial(
+                torch.randn, like.shape[1], dtype=torch.float32, device=like.device, generator=generator
+            )
             residual = torch.stack([draw() for _ in range(num_rows)]).to(like.dtype)
             generator.manual_seed(1000 * dist.get_rank() + turn)
             x = torch.stack([draw() for _ in range(num_rows)]).to(like.dtype)
-            weight, summed, total = torch.ones(like.shape[1], device=like.device), x.clone(), residual.clone()
+            weight = torch.ones(like.shape[1], dtype=torch.float32, device=like.device)
+            summed, total = x.clone(), residual.clone()
             plain.all_reduce(summed)
             expected = torch.empty_like(x)
             add_rms_norm(summed, total, weight, _EPS, expected)

@@ -64,7 +64,9 @@ class OneShotCommunicator:
         own.zero_()
         peers = range(dist.get_world_size(self._group))
         addresses = [handle.get_buffer(peer, shape, dtype).data_ptr() for peer in peers]
-        dist.all_reduce(torch.zeros(1), group=self._group)  # nobody writes before all have cleared theirs
+        dist.all_reduce(
+            torch.zeros(1, dtype=torch.float32), group=self._group
+        )  # nobody writes before all have cleared theirs
         return own, torch.tensor(addresses, dtype=torch.int64, device=own.device)
 
     def all_reduce(self, x: torch.Tensor) -> None:
@@ -78,7 +80,7 @@ class OneShotCommunicator:
 
     def smallest(self, number: int) -> int:
         """Of all ranks' numbers."""
-        everyone = torch.tensor([number])
+        everyone = torch.tensor([number], dtype=torch.int64)
         dist.all_reduce(everyone, dist.ReduceOp.MIN, group=self._group)
         return int(everyone)
 
@@ -137,7 +139,9 @@ def _measured(
     while num_bytes <= MAX_BYTES:
         x = torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=device)
         candidates = (one_shot, inner)
-        times = torch.tensor([graph_ms(partial(each.all_reduce, x)) for each in candidates])
+        times = torch.tensor(
+            [graph_ms(partial(each.all_reduce, x)) for each in candidates], dtype=torch.float32
+        )
         dist.all_reduce(times, group=group)
         if times[0] >= times[1]:
             break

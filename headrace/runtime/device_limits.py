@@ -31,7 +31,7 @@ def measure_limits(platform: Platform, dtype: torch.dtype) -> DeviceLimits:
     copy_s = _best_s(platform, lambda: target.copy_(source))
     side = _MATRIX_SIDE[platform.name]
     # random data: the power that a product takes, and with it the clock, depend on the numbers
-    left = torch.randn(side, side, device=device).to(dtype)
+    left = torch.randn(side, side, dtype=torch.float32, device=device).to(dtype)
     product = torch.empty_like(left)
     product_s = _best_s(platform, lambda: torch.mm(left, left, out=product))
     return DeviceLimits(2 * source.numel() / copy_s, 2 * side**3 / product_s)

@@ -103,7 +103,7 @@ class BannedSequences:
         found = self.token_table[self.slots[:, None], places]
         is_match = ((found == self.prefixes) | (self.prefixes < 0)).all(-1)
         # Two words may end alike, so the mask is added: writing could undo the other's.
-        penalty = torch.where(is_match, -torch.inf, 0.0)
+        penalty = torch.zeros_like(is_match, dtype=logits.dtype).masked_fill_(is_match, -torch.inf)
         logits.index_put_((self.rows, self.last_tokens), penalty, accumulate=True)
 
 

@@ -68,5 +68,5 @@ class TokenPicker:
 
 def _nobody(logits: SlicedLogits) -> Tensor:
     """Candidates of a rank without tokens: they lose against everything of a rank that has some."""
-    values = torch.full((len(logits),), -torch.inf, device=logits.padded.device)
+    values = torch.full((len(logits),), -torch.inf, dtype=torch.float32, device=logits.padded.device)
     return torch.stack((values.view(torch.int32), torch.zeros_like(values, dtype=torch.int32)))

@@ -17,7 +17,7 @@ from headrace.kernels.arena import Buffer
 from headrace.kernels.native.gated_linears import Filled
 from headrace.kernels.native.library import library
 from headrace.kernels.native.program import args_function, filled, native_run
-from headrace.kernels.native.sampling import row_argmax_args
+from headrace.kernels.native.sampling import best_of_rows, row_argmax_args
 from headrace.kernels.native.structs import LinearArgmaxArgs, LinearArgs, RowArgmaxArgs
 from headrace.kernels.op_plan import OpCall, OpRecorder, Symbol
 from headrace.kernels.registry import Ops
@@ -54,7 +54,7 @@ class HeadProgram:
     ) -> None:
         self._buffers = buffers
         num_rows = len(inputs[1])
-        values, tokens = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+        values, tokens = best_of_rows(num_rows)
         symbols = [*inputs, *(buffer.rows(num_rows) for buffer in buffers), values, tokens]
         addresses = [symbol.data_ptr() for symbol in symbols]
         argmax = row_argmax_args(symbols[logits.index], values, tokens)
@@ -84,7 +84,7 @@ class HeadProgram:
     def run(self, hidden: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """([R] float32, [R] int64): the largest logit of the hidden states at ``rows`` [R] int64, and its token."""
         num_rows = len(rows)
-        values, tokens = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+        values, tokens = best_of_rows(num_rows)
         buffers = [buffer.rows(num_rows).data_ptr() for buffer in self._buffers]
         self._addresses[:] = [
             hidden.data_ptr(),

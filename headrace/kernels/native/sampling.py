@@ -36,10 +36,14 @@ _NUMBERS_PER_TOKEN = 4
 
 def row_argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     """See the reference."""
-    num_rows = len(x)
-    values, indices = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
-    run(row_argmax_args(x, values, indices), x.numel(), num_rows)
+    values, indices = best_of_rows(len(x))
+    run(row_argmax_args(x, values, indices), x.numel(), len(x))
     return values, indices
+
+
+def best_of_rows(num_rows: int) -> tuple[Tensor, Tensor]:
+    """Room for what ``row_argmax`` writes: [R] float32, whatever torch's default type is, and [R] int64."""
+    return torch.empty(num_rows, dtype=torch.float32), torch.empty(num_rows, dtype=torch.int64)
 
 
 def row_argmax_args(x: Tensor, values: Tensor, indices: Tensor) -> RowArgmaxArgs:

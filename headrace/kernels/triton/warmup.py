@@ -114,8 +114,10 @@ def make_stack(widths: ModelWidths, exchange: RankExchange | None = None) -> Dec
     empty = partial(torch.empty, dtype=widths.dtype, device="meta")
     hidden, heads = widths.hidden_size, (widths.num_heads, widths.num_kv_heads, widths.head_dim)
     (num_qkv, _), (_, num_attended) = widths.qkv, widths.output
-    norm = torch.empty(hidden, device="meta")
-    head_norm = torch.empty(widths.head_dim, device="meta") if widths.has_qk_norm else None
+    norm = torch.empty(hidden, dtype=torch.float32, device="meta")
+    head_norm = (
+        torch.empty(widths.head_dim, dtype=torch.float32, device="meta") if widths.has_qk_norm else None
+    )
     blocks = empty((1, widths.num_layers, 2, widths.num_kv_heads, widths.block_size, widths.head_dim))
     layer = LayerTensors(
         qkv=empty((num_qkv, hidden)),
@@ -130,7 +132,7 @@ def make_stack(widths: ModelWidths, exchange: RankExchange | None = None) -> Dec
         k_cache=blocks[:, 0, 0],
         v_cache=blocks[:, 0, 1],
         common=(),
-        cos_sin=torch.empty((1, widths.head_dim), device="meta"),
+        cos_sin=torch.empty((1, widths.head_dim), dtype=torch.float32, device="meta"),
     )
     return DecodeStack([layer] * widths.num_layers, _EPS, 1.0, heads, widths.activation, exchange)
 
@@ -237,8 +239,12 @@ class _Maker:
 
     def rope_and_store(self) -> None:
         widths = self._widths
-        norm = torch.ones(widths.head_dim, device=self._device) if widths.has_qk_norm else None
-        cos_sin = torch.zeros((1, widths.head_dim), device=self._device)
+        norm = (
+            torch.ones(widths.head_dim, dtype=torch.float32, device=self._device)
+            if widths.has_qk_norm
+            else None
+        )
+        cos_sin = torch.zeros((1, widths.head_dim), dtype=torch.float32, device=self._device)
         rope_and_store(
             self.qkv(1), norm, norm, _EPS, cos_sin, self.ids(), self.ids(), *self.cache(), *self._heads
         )
