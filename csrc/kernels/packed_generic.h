@@ -33,9 +33,15 @@ void quantize_row(const float* x, const QuantizedRows& to, int64_t row) {
   for (int64_t b = 0; b < to.num_blocks; ++b) {
     const int64_t at = row * to.num_blocks + b;
     float values[kBlockColumns], largest = 0.0f;
+    bool is_finite = true;
     for (int i = 0; i < kBlockColumns; ++i) {
       values[i] = x[b * kBlockColumns + i];
       largest = fmaxf(largest, fabsf(values[i]));
+      is_finite = is_finite && fabsf(values[i]) < __builtin_inff();
+    }
+    if (!is_finite) {
+      to.put_nan(row, b);
+      continue;
     }
     const bool is_double = to.low_codes != nullptr;
     const float scale = largest / 127.0f / (is_double ? float(kSecondDigit) : 1.0f), inverse = largest > 0.0f ? 127.0f / largest : 0.0f;

@@ -32,6 +32,15 @@ struct QuantizedRows {
   float* sums;         // [rows][blocks], of the dequantized numbers
   int32_t* code_sums;  // [rows][blocks * 2], of each 16 whole codes
   int64_t num_blocks;
+
+  // A block that holds NaN or an infinity makes its row's results NaN.
+  void put_nan(int64_t row, int64_t block) const {
+    const int64_t at = row * num_blocks + block;
+    __builtin_memset(codes + at * kBlockColumns, 0, kBlockColumns);
+    if (low_codes != nullptr) __builtin_memset(low_codes + at * kBlockColumns, 0, kBlockColumns);
+    scales[at] = sums[at] = __builtin_nanf("");
+    code_sums[2 * at] = code_sums[2 * at + 1] = 0;
+  }
 };
 
 static inline int64_t block_bytes(int bits) { return 32 * bits; }

@@ -275,13 +275,18 @@ void quantize_row(const float* x, const QuantizedRows& to, int64_t row) {
   for (int64_t b = 0; b < to.num_blocks; ++b) {
     const int64_t at = row * to.num_blocks + b;
     const float* from = x + b * kBlockColumns;
-    __m256 v[4], most = _mm256_setzero_ps();
+    __m256 v[4], most = _mm256_setzero_ps(), nans = _mm256_setzero_ps();
     HR_UNROLL
     for (int i = 0; i < 4; ++i) {
       v[i] = _mm256_loadu_ps(from + 8 * i);
       most = _mm256_max_ps(most, _mm256_andnot_ps(sign, v[i]));
+      nans = _mm256_or_ps(nans, _mm256_cmp_ps(v[i], v[i], _CMP_UNORD_Q));
     }
     const float largest = largest_lane(most);
+    if (_mm256_movemask_ps(nans) != 0 || !(largest < __builtin_inff())) {
+      to.put_nan(row, b);
+      continue;
+    }
     const __m256 inverse = _mm256_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
     __m256i q[4], rest[4];
     HR_UNROLL

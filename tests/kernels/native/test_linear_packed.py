@@ -83,6 +83,24 @@ def test_extremes_do_not_overflow(kind: Kind) -> None:
                 check(matrix, torch.full((num_rows, 512), value), torch.float32, False, input_bits)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("input_bits", [32, 16, 8])
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 20, 70])
+def test_a_number_that_is_none_is_seen_in_its_row_alone(num_rows: int, input_bits: int, value: float) -> None:
+    for kind in KINDS:
+        packed = native_ops.pack_matrix(random_matrix(kind, 24, 512))
+        x, clean, out = (
+            inputs(num_rows, 512, torch.float32),
+            torch.empty(num_rows, 24),
+            torch.empty(num_rows, 24),
+        )
+        native_ops.linear_packed(x, packed, None, clean, 0, input_bits)
+        x[num_rows - 1, 77] = value
+        native_ops.linear_packed(x, packed, None, out, 0, input_bits)
+        assert not out[-1].isfinite().any()
+        assert torch.equal(out[:-1], clean[:-1])
+
+
 @pytest.mark.parametrize("input_bits", [16, 8])
 def test_a_rows_result_does_not_depend_on_the_others(input_bits: int) -> None:
     """Whatever kernel takes them, as long as inputs are whole numbers."""
