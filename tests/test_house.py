@@ -98,22 +98,28 @@ def test_cuda_is_called_in_two_places_only() -> None:
             assert not is_cuda, f"{path}:{node.lineno} calls torch.cuda"  # type: ignore[attr-defined]
 
 
-def test_tensors_name_their_type() -> None:
-    """A program that holds an engine may have set torch's default type, which is no type of the engine's."""
+def test_tensors_name_their_type_and_place() -> None:
+    """A program that holds an engine may have set torch's default type or device, which are none of the engine's."""
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
-            maker = float_maker(node)
-            assert maker is None, f"{path}:{node.lineno} {maker} needs a dtype"  # type: ignore[attr-defined]
+            maker, missing = unnamed(node)
+            assert not missing, f"{path}:{node.lineno} {maker} without {missing}"  # type: ignore[attr-defined]
 
 
-def float_maker(node: ast.AST) -> str | None:
-    """The torch function that a call (perhaps by way of ``partial``) makes a tensor of the default type with."""
-    if not isinstance(node, ast.Call) or any(word.arg in ("dtype", None) for word in node.keywords):
-        return None
+def unnamed(node: ast.AST) -> tuple[str, set[str]]:
+    """The torch function that makes a tensor in this call (perhaps by way of ``partial``), and which of dtype and
+    device it leaves to torch's defaults."""
+    if not isinstance(node, ast.Call):
+        return "", set()
+    given = {word.arg for word in node.keywords}
     made = node.args[0] if ast.unparse(node.func) == "partial" and node.args else node.func
-    names = ("empty", "zeros", "ones", "full", "tensor", "rand", "randn", "linspace", "logspace", "eye")
-    name = ast.unparse(made)
-    return name if name in {f"torch.{one}" for one in names} else None
+    holder, _, name = ast.unparse(made).rpartition(".")
+    if holder != "torch" or given & {"out", None}:
+        return "", set()
+    if name in ("arange", "randint", "randperm"):  # integers of integers
+        return name, {"device"} - given
+    is_maker = name in ("empty", "zeros", "ones", "full", "tensor", "rand", "randn", "linspace", "eye")
+    return name, {"dtype", "device"} - given if is_maker else set()
 
 
 def environment_name(node: ast.AST) -> str | None:

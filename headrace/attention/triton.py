@@ -53,7 +53,7 @@ class TritonBackend:
         if self._buffer is not None:
             self._check_capacity(size, num_partials)
         # torch keeps pinned memory from being reused until copies from it are done
-        host = torch.empty(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        host = torch.empty(size, dtype=torch.int32, pin_memory=self._device.type == "cuda", device="cpu")
         layout.pack(work.arrays, work.num_short, host.numpy())
         if self._buffer is not None:
             self._buffer[:size].copy_(host, non_blocking=True)

@@ -86,7 +86,10 @@ class HostMemory:
         self._stream = stream
         try:
             self._memory = torch.empty(
-                (self.num_slots, self.slot_bytes), dtype=torch.uint8, pin_memory=stream is not None
+                (self.num_slots, self.slot_bytes),
+                dtype=torch.uint8,
+                pin_memory=stream is not None,
+                device="cpu",
             )
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(

@@ -35,8 +35,8 @@ def rotary_table(ctx: LayerContext, theta: float, head_dim: int, scaling: RopeSc
     try:
         # Three tables' worth is in use at the peak. Linux promises memory that it has not, so that asking for the
         # whole, without touching it, is what can still be refused.
-        torch.empty(3 * num_bytes, dtype=torch.uint8)
-        angles = torch.outer(torch.arange(ctx.max_model_len, dtype=torch.float32), frequencies)
+        torch.empty(3 * num_bytes, dtype=torch.uint8, device="cpu")
+        angles = torch.outer(torch.arange(ctx.max_model_len, dtype=torch.float32, device="cpu"), frequencies)
         return torch.cat((angles.cos(), angles.sin()), dim=1).mul_(factor).to(ctx.device)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
@@ -63,7 +63,7 @@ def rotary_frequencies(
 
 def plain_frequencies(head_dim: int, theta: float) -> Tensor:
     """theta^(-2i/D) for i < D/2, fp32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     return 1.0 / (theta**exponents)
 
 
@@ -91,7 +91,8 @@ def _yarn_frequencies(plain: Tensor, theta: float, scaling: RopeScaling) -> Tens
     low, high = max(low, 0), min(high, 2 * half - 1)
     if low == high:
         high += 0.001
-    share_slowed = ((torch.arange(half, dtype=torch.float32) - low) / (high - low)).clamp_(0.0, 1.0)
+    index = torch.arange(half, dtype=torch.float32, device="cpu")
+    share_slowed = ((index - low) / (high - low)).clamp_(0.0, 1.0)
     return plain / scaling.factor * share_slowed + plain * (1 - share_slowed)
 
 

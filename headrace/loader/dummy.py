@@ -41,7 +41,9 @@ class DummySource(WeightSource):
         self._factors_tensor = arch.rope.scaling.factors_tensor
         # Made on the CPU, since other devices draw other numbers from the same seed. Its start is repeated at the
         # end, so that a window may begin anywhere.
-        pool = torch.randn(_POOL_NUMBERS, dtype=torch.float32, generator=torch.Generator().manual_seed(seed))
+        pool = torch.randn(
+            _POOL_NUMBERS, dtype=torch.float32, generator=torch.Generator().manual_seed(seed), device="cpu"
+        )
         longest_row = max(shape[-1] for shape in shapes.values())
         self._pool = torch.cat((pool, pool[:longest_row])).to(device)
         self._scaled_pools: dict[float, Tensor] = {}

@@ -33,7 +33,7 @@ def tensor_at(file: Tensor, begin: int, end: int, dtype: torch.dtype, shape: tup
     """
     data = file[begin:end]
     if data.numel() == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     if begin % dtype.itemsize or len(data) <= _SMALL_BYTES:
         data = data.clone()
     return data.view(dtype).view(shape)

@@ -46,7 +46,7 @@ def _nibbles(quants: Tensor) -> Tensor:
 
 def _fifth_bits(high: Tensor) -> Tensor:
     """[..., 4] bytes, one bit a number, lowest first -> [..., 32], 16 where the bit is set."""
-    shifts = torch.arange(8, dtype=torch.uint8)
+    shifts = torch.arange(8, dtype=torch.uint8, device="cpu")
     return (((high.unsqueeze(-1) >> shifts) & 1) << 4).flatten(-2)
 
 
@@ -96,14 +96,14 @@ def _q4_k(blocks: Tensor) -> AffineMatrix:
 
 def _q5_k(blocks: Tensor) -> AffineMatrix:
     low = _nibbles(blocks[..., 48:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
-    shifts = torch.arange(8, dtype=torch.uint8).view(8, 1)
+    shifts = torch.arange(8, dtype=torch.uint8, device="cpu").view(8, 1)
     high = ((blocks[..., 16:48].unsqueeze(-2) >> shifts) & 1) << 4
     return _matrix(low | high, 5, 32, *_two_levels(blocks))
 
 
 def _q6_k(blocks: Tensor) -> AffineMatrix:
     low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64)))
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1)
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device="cpu").view(4, 1)
     high = ((blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3) << 4
     scales = blocks[..., 192:208].reshape(len(blocks), -1).view(torch.int8)
     codes = low.unflatten(-1, (4, 32)) | high

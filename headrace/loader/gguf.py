@@ -120,7 +120,7 @@ class GGUFSource(WeightSource):
             raise CheckpointError(
                 f"{self.where}: tensor {self.label(name)} has {len(tensor)} rows, not whole heads of {head_dim}"
             )
-        row = torch.arange(rows.start, rows.stop)
+        row = torch.arange(rows.start, rows.stop, device="cpu")
         place, half = row % head_dim, head_dim // 2
         return tensor[row - place + 2 * (place % half) + place // half]
 

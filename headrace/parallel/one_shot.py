@@ -65,7 +65,7 @@ class OneShotCommunicator:
         peers = range(dist.get_world_size(self._group))
         addresses = [handle.get_buffer(peer, shape, dtype).data_ptr() for peer in peers]
         dist.all_reduce(
-            torch.zeros(1, dtype=torch.float32), group=self._group
+            torch.zeros(1, dtype=torch.float32, device="cpu"), group=self._group
         )  # nobody writes before all have cleared theirs
         return own, torch.tensor(addresses, dtype=torch.int64, device=own.device)
 
@@ -80,7 +80,7 @@ class OneShotCommunicator:
 
     def smallest(self, number: int) -> int:
         """Of all ranks' numbers."""
-        everyone = torch.tensor([number], dtype=torch.int64)
+        everyone = torch.tensor([number], dtype=torch.int64, device="cpu")
         dist.all_reduce(everyone, dist.ReduceOp.MIN, group=self._group)
         return int(everyone)
 
@@ -140,7 +140,7 @@ def _measured(
         x = torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=device)
         candidates = (one_shot, inner)
         times = torch.tensor(
-            [graph_ms(partial(each.all_reduce, x)) for each in candidates], dtype=torch.float32
+            [graph_ms(partial(each.all_reduce, x)) for each in candidates], dtype=torch.float32, device="cpu"
         )
         dist.all_reduce(times, group=group)
         if times[0] >= times[1]:

@@ -65,6 +65,6 @@ class TokenLink:
 
     def expect(self, count: int) -> ComingTokens:
         """At a target: the next step's tokens, which are ``count``, at least one. Does not wait."""
-        buffer = torch.empty(count, dtype=torch.int32)
+        buffer = torch.empty(count, dtype=torch.int32, device="cpu")
         work = dist.irecv(buffer, self._source, group=self._group)
         return ComingTokens(work, buffer, self._enter_wait, self._leave_wait)

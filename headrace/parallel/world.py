@@ -116,7 +116,7 @@ class World:
         """The smallest of all ranks' numbers."""
         if self.size == 1:
             return number
-        everyone = torch.tensor([number], dtype=torch.int64)
+        everyone = torch.tensor([number], dtype=torch.int64, device="cpu")
         dist.all_reduce(everyone, dist.ReduceOp.MIN)
         return int(everyone)
 

@@ -94,7 +94,7 @@ class GPTQMethod(PackedMethod):
         if not home.weights.has(name):
             return None
         g_idx = _integers(home.weights.get(name, shape=shard.shape[1:])).long()
-        return None if torch.equal(g_idx, torch.arange(shard.shape[1]) // group) else g_idx
+        return None if torch.equal(g_idx, torch.arange(shard.shape[1], device="cpu") // group) else g_idx
 
     def _reordered(self, shard: Shard, home: WeightHome, g_idx: Tensor) -> AffineMatrix:
         """Columns that are spread over groups, decoded and rounded to 8 bits with neighbours."""

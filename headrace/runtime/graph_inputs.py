@@ -85,7 +85,7 @@ class GraphInputs:
         """
         pin = self._device.type == "cuda"
         # torch keeps pinned memory from being reused until copies from it are done
-        staging = torch.empty(self._num_bytes(bucket), dtype=torch.uint8, pin_memory=pin)
+        staging = torch.empty(self._num_bytes(bucket), dtype=torch.uint8, pin_memory=pin, device="cpu")
         host = staging.numpy()
         num_fields = self._num_fields
         fields = host[: num_fields * 8 * bucket].view(np.int64).reshape(num_fields, bucket)

@@ -32,7 +32,7 @@ def upload_packed(arrays: Sequence[np.ndarray], device: torch.device) -> list[to
     for array in arrays:
         starts.append(total)
         total += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-    staging = torch.empty(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    staging = torch.empty(total, dtype=torch.uint8, pin_memory=device.type == "cuda", device="cpu")
     host = staging.numpy()
     for array, start in zip(arrays, starts, strict=True):
         host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

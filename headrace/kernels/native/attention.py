@@ -90,8 +90,8 @@ def plan_address(plan: AttentionWork, num_heads: int, head_dim: int) -> int:
     key = ("native", num_heads, head_dim)
     kept = plan.derived.get(key)
     if kept is None:
-        partials = torch.empty((plan.num_partials, num_heads, head_dim), dtype=torch.float32)
-        log_sums = torch.empty((plan.num_partials, num_heads), dtype=torch.float32)
+        partials = torch.empty((plan.num_partials, num_heads, head_dim), dtype=torch.float32, device="cpu")
+        log_sums = torch.empty((plan.num_partials, num_heads), dtype=torch.float32, device="cpu")
         kept = plan.derived[key] = (_plan_args(plan, partials, log_sums), partials, log_sums)
     args = kept[0]
     args.block_table, args.block_table_stride = plan.block_table.data_ptr(), plan.block_table.stride(0)

@@ -42,7 +42,7 @@ def embedding_args(
         width=width,
         first_row=first_row or 0,
         num_table_rows=num_rows,
-        scale=torch.tensor(scale, dtype=out.dtype).item(),
+        scale=torch.tensor(scale, dtype=out.dtype, device="cpu").item(),
         weight_dtype=DTYPES[table.dtype],
         out_dtype=DTYPES[out.dtype],
         is_packed=isinstance(weight, PackedWeight),

@@ -75,7 +75,7 @@ def embedding_packed_args(
         out_stride=out.stride(0),
         num_columns=matrix.num_columns,
         first_row=first_row or 0,
-        scale=torch.tensor(scale, dtype=out.dtype).item(),
+        scale=torch.tensor(scale, dtype=out.dtype, device="cpu").item(),
         out_dtype=DTYPES[out.dtype],
     )
 

@@ -42,8 +42,9 @@ def row_argmax(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_of_rows(num_rows: int) -> tuple[Tensor, Tensor]:
-    """Room for what ``row_argmax`` writes: [R] float32, whatever torch's default type is, and [R] int64."""
-    return torch.empty(num_rows, dtype=torch.float32), torch.empty(num_rows, dtype=torch.int64)
+    """Room for what ``row_argmax`` writes: [R] float32, and [R] int64."""
+    values = torch.empty(num_rows, dtype=torch.float32, device="cpu")
+    return values, torch.empty(num_rows, dtype=torch.int64, device="cpu")
 
 
 def row_argmax_args(x: Tensor, values: Tensor, indices: Tensor) -> RowArgmaxArgs:
@@ -96,7 +97,7 @@ def _draw(x: Tensor, row_max: Tensor | None, temperature: Tensor | None, key: Te
     """A token a row, from logits, or from weights where there is no temperature."""
     check_rows(x=x)
     assert x.dtype == torch.float32 and key.dtype == torch.int64
-    indices, key = torch.empty(len(x), dtype=torch.int64), key.contiguous()
+    indices, key = torch.empty(len(x), dtype=torch.int64, device="cpu"), key.contiguous()
     args = DrawArgs(
         rows=len(x),
         x=x.data_ptr(),

@@ -25,14 +25,14 @@ class WeightMemory:
     """Hands out memory that lives as long as any tensor in its chunk: for what is kept as long as the model."""
 
     def __init__(self) -> None:
-        self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._chunk = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._used = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor whose values are undefined, beginning at a multiple of 64 bytes."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         if self._used + num_bytes > len(self._chunk):
             self._chunk, self._used = _take_chunk(max(num_bytes, _CHUNK)), 0
         start = self._used

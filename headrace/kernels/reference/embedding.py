@@ -32,7 +32,7 @@ def embedding(
     else:
         out.copy_(weight.index_select(0, ids))
     if scale != 1.0:
-        out.mul_(torch.tensor(scale, dtype=out.dtype).item())
+        out.mul_(torch.tensor(scale, dtype=out.dtype, device="cpu").item())
 
 
 def _embed_part(local_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scale: float) -> None:

@@ -235,7 +235,7 @@ def divide(n: int, k: int, num_programs: int, num_matrices: int = 1) -> Share:
 
 def _places(layers: Sequence[LayerTensors]) -> torch.Tensor:
     """[L, 11] int64: where each layer's tensors begin, in elements from the first layer's."""
-    table = torch.zeros((len(layers), NUM_PLACES), dtype=torch.int64)
+    table = torch.zeros((len(layers), NUM_PLACES), dtype=torch.int64, device="cpu")
     for index, layer in enumerate(layers):
         for place, base, tensor in tensors_of(layers[0], layer):
             offset = offset_between(base, tensor)

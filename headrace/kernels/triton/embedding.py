@@ -31,7 +31,7 @@ def gather_rows(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None
 
 @functools.cache
 def _rounded(scale: float, dtype: torch.dtype) -> float:
-    return float(torch.tensor(scale, dtype=dtype).item())
+    return float(torch.tensor(scale, dtype=dtype, device="cpu").item())
 
 
 def _launch(

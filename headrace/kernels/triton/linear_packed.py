@@ -81,7 +81,7 @@ def embedding_packed(
 ) -> None:
     """See ``headrace.kernels.reference.linear_packed.embedding_packed``."""
     if len(ids):
-        factor = torch.tensor(scale, dtype=out.dtype).item()
+        factor = torch.tensor(scale, dtype=out.dtype, device="cpu").item()
         _decode(ids, matrix, out, first_row or 0, factor)
 
 

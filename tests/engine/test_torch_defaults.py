@@ -1,4 +1,4 @@
-"""A program that holds an engine may have set torch's default type; answers and log-probabilities do not follow it."""
+"""A program that holds an engine may have set torch's default type or device; answers do not follow them."""
 
 from __future__ import annotations
 
@@ -70,3 +70,15 @@ def test_made_up_weights_do_not_follow_it(tmp_path: Path) -> None:
     expected = answers(tmp_path, torch.float32, load_format="dummy")
     for default in (torch.bfloat16, torch.float64):
         assert answers(tmp_path, default, load_format="dummy") == expected
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8", "kv_cache_dtype": "int8"}], ids=str)
+def test_answers_do_not_follow_the_default_device(
+    tmp_path: Path, options: dict[str, Any], kernels: str
+) -> None:
+    make_model("llama", tmp_path)
+    settings = {"dtype": "bfloat16", "kernels": kernels, **options}
+    expected = answers(tmp_path, torch.float32, **settings)
+    with torch.device("meta"):  # where nothing can be computed
+        assert answers(tmp_path, torch.float32, **settings) == expected
