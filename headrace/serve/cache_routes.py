@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +11,8 @@ from starlette.responses import Response
 
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.prompts import ParsedPrompt
-from headrace.serve.body import decode_body, refuse_unknown
+from headrace.serve.body import decode_body
+from headrace.serve.cache_control import call_about, control_in, seconds_of, with_ids
 from headrace.serve.chat_plan import plan_chat
 from headrace.serve.context import ServerContext, tokenizer_of
 from headrace.serve.errors import bad_request, json_response
@@ -20,8 +20,6 @@ from headrace.serve.prompts import chat_prompt, completion_prompts
 from headrace.serve.protocol import ChatRequest, CompletionRequest, ShortText, TemplateText
 
 MAX_SHOWN_NODES = 10_000
-TTLS_S = {"5m": 300.0, "1h": 3600.0}
-"""``cache_control.ttl`` as Anthropic's API spells it."""
 
 
 class CachePrompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -74,84 +72,26 @@ async def explain_cache(context: ServerContext, request: Request, body: bytes) -
 async def pin_prefix(context: ServerContext, request: Request, body: bytes) -> Response:
     """Keep a prompt's prefix for a time; also what of it is computed later."""
     wanted, prompt = await _prompt_of(context, body)
-    ttl_s = wanted.ttl_s if wanted.ttl_s is not None else _seconds(wanted.ttl or "5m")
-    return json_response(await _call(context, "pin", prompt, ttl_s=ttl_s))
+    ttl_s = wanted.ttl_s
+    if ttl_s is None:
+        ttl_s = seconds_of("5m" if wanted.ttl is None else wanted.ttl, "ttl", "ttl")
+    return json_response(await call_about(context, "pin", prompt, ttl_s=ttl_s))
 
 
 async def unpin_prefix(context: ServerContext, request: Request, body: bytes) -> Response:
     """Let a pinned prefix go."""
     _, prompt = await _prompt_of(context, body)
-    return json_response(await _call(context, "unpin", prompt))
+    return json_response(await call_about(context, "unpin", prompt))
 
 
 async def explain(context: ServerContext, prompt: ParsedPrompt) -> dict[str, Any]:
     """The report of a prompt, tokens with their texts."""
-    report = await _call(context, "explain", prompt)
+    report = await call_about(context, "explain", prompt)
     front_end = await context.llm.front_end()
     for name in ("cached_token", "prompt_token"):
         if report.get(name) is not None:
             report[name] = {"id": report[name], "text": _text(front_end, [report[name]])}
     return report
-
-
-def _seconds(ttl: str) -> float:
-    """Of a time to live by name. Raises ApiError 400."""
-    if ttl not in TTLS_S:
-        raise bad_request(f"ttl must be {' or '.join(map(repr, TTLS_S))}; got {ttl!r}", "ttl")
-    return TTLS_S[ttl]
-
-
-def ttl_of(control: Any) -> float:
-    """Seconds that a ``cache_control`` object asks for. Raises ApiError 400."""
-    ttl = control.get("ttl", "5m") if isinstance(control, dict) else None
-    kind = control.get("type") if isinstance(control, dict) else None
-    if isinstance(control, dict):
-        refuse_unknown(control, ("type", "ttl"), "cache_control")
-    if kind != "ephemeral" or ttl not in TTLS_S:
-        raise bad_request(
-            f"cache_control must be {{'type': 'ephemeral', 'ttl': {' or '.join(map(repr, TTLS_S))}}}",
-            "cache_control",
-        )
-    return TTLS_S[ttl]
-
-
-async def pin_if_asked(context: ServerContext, control: Any, prompts: Sequence[ParsedPrompt]) -> None:
-    """Pin prompts that are about to be computed, if ``control`` (``cache_control``) asks for it. Raises ApiError."""
-    if control is None:
-        return
-    ttl_s = ttl_of(control)
-    front_end = await context.llm.front_end()
-    if context.llm.config.cache.enable_prefix_caching:
-        for prompt in prompts:
-            await _call(context, "pin", _with_ids(prompt, front_end), ttl_s=ttl_s)
-
-
-def control_in(value: Any) -> Any:
-    """The ``cache_control`` of longest life anywhere in a JSON value, or None."""
-    found: list[Any] = []
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, dict):
-            if item.get("cache_control") is not None:
-                found.append(item["cache_control"])
-            pending += [
-                part for name, part in item.items() if name in ("messages", "system", "tools", "content")
-            ]
-        elif isinstance(item, list):
-            pending += item
-    return max(found, key=ttl_of, default=None)
-
-
-def _with_ids(prompt: ParsedPrompt, front_end: FrontEnd) -> ParsedPrompt:
-    if prompt.token_ids is not None:
-        return prompt
-    return ParsedPrompt(prompt.text, tokenizer_of(front_end).encode(prompt.text or ""), prompt.cache_salt)
-
-
-async def _call(context: ServerContext, action: str, prompt: ParsedPrompt, **more: Any) -> dict[str, Any]:
-    arguments = {"token_ids": prompt.token_ids, "namespace": prompt.cache_salt, **more}
-    return await context.llm.call_cache(action, **arguments)
 
 
 async def _prompt_of(context: ServerContext, body: bytes) -> tuple[CachePrompt, ParsedPrompt]:
@@ -172,7 +112,10 @@ def _parse(wanted: CachePrompt, front_end: FrontEnd, context: ServerContext) -> 
         prompts = completion_prompts(request, front_end)
         if len(prompts) != 1:
             raise bad_request("give one prompt", "prompt")
-        return _with_ids(prompts[0], front_end)
+        return with_ids(prompts[0], front_end)
+    control_in(
+        messages=wanted.messages, tools=wanted.tools
+    )  # a wrong one is refused as the request's would be
     chat = ChatRequest(
         messages=wanted.messages or [],
         tools=wanted.tools,

@@ -14,7 +14,7 @@ from headrace.errors import GrammarError
 from headrace.sampling_params import SamplingParams
 from headrace.serve.answering import answer
 from headrace.serve.body import decode_body
-from headrace.serve.cache_routes import control_in, pin_if_asked
+from headrace.serve.cache_control import control_in, pin_if_asked
 from headrace.serve.chat_format import ChatFormat
 from headrace.serve.chat_plan import ChatPlan, plan_chat
 from headrace.serve.chunk_format import ChunkFormat
@@ -91,7 +91,7 @@ async def answer_chat(
         plan.adjust(params, prompt)
         await pin_if_asked(
             context,
-            control_in({"messages": wanted.messages, "cache_control": wanted.cache_control}),
+            control_in(messages=wanted.messages, tools=wanted.tools, cache_control=wanted.cache_control),
             [prompt],
         )
         form = make_format(wanted, model, front_end, plan, prompt)

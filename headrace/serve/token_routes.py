@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from headrace.engine.front_end import FrontEnd
 from headrace.serve.body import decode_body
+from headrace.serve.cache_control import control_in
 from headrace.serve.chat_plan import plan_chat
 from headrace.serve.context import ServerContext, tokenizer_of
 from headrace.serve.errors import bad_request, json_response
@@ -33,6 +34,7 @@ def _tokenized(wanted: TokenizeRequest, front_end: FrontEnd, config: ServerConfi
     if wanted.prompt is not None:
         ids = tokenizer.encode(wanted.prompt, add_special_tokens=wanted.add_special_tokens is not False)
     else:
+        control_in(messages=wanted.messages, tools=wanted.tools)
         request = ChatRequest(
             messages=wanted.messages or [], tools=wanted.tools, chat_template=wanted.chat_template
         )

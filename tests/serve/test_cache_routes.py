@@ -46,24 +46,126 @@ def test_salted_text_is_not_shown(masked: LaunchedServer) -> None:
     assert nodes and all(node["text"] is None and node["is_salted"] for node in nodes)
 
 
-def test_cache_control_pins_the_prompt(masked: LaunchedServer) -> None:
+HOUR = {"type": "ephemeral", "ttl": "1h"}
+FUNCTION = {"name": "weather", "parameters": {"type": "object"}}
+TOOL = {"type": "function", "function": FUNCTION}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+ASKED = {"role": "user", "content": TEXT * 2}
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+
+
+def chat(*messages: dict[str, Any], **fields: Any) -> tuple[str, dict[str, Any]]:
+    return CHAT, {"messages": [ASKED, *messages], "max_tokens": 2, **fields}
+
+
+def anthropic(*messages: dict[str, Any], **fields: Any) -> tuple[str, dict[str, Any]]:
+    return MESSAGES, {"model": "smollm2", "messages": [ASKED, *messages], "max_tokens": 2, **fields}
+
+
+def carriers(control: Any) -> list[tuple[str, tuple[str, dict[str, Any]]]]:
+    """(path of the control, route and body) of every place where a request may carry one."""
+    part = {"type": "text", "text": "Hi", "cache_control": control}
+    called = {"role": "assistant", "content": None, "tool_calls": [{**CALL, "cache_control": control}]}
+    inside = {**CALL, "function": {**CALL["function"], "cache_control": control}}  # type: ignore[dict-item]
+    own_tool = {"name": "weather", "input_schema": {"type": "object"}}
+    use = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "call_1"}
+    answered = [
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [{**result, "content": [part]}]},
+    ]
+    return [
+        ("", ("/v1/completions", {"prompt": TEXT * 2, "max_tokens": 2, "cache_control": control})),
+        ("", chat(cache_control=control)),
+        ("messages[1].", chat({"role": "user", "content": "Hi", "cache_control": control})),
+        ("messages[1].content[0].", chat({"role": "user", "content": [part]})),
+        ("messages[1].content[0].", chat({"role": "tool", "tool_call_id": "call_1", "content": [part]})),
+        ("messages[1].tool_calls[0].", chat(called)),
+        ("messages[1].tool_calls[0].function.", chat({**called, "tool_calls": [inside]})),
+        ("tools[0].", chat(tools=[{**TOOL, "cache_control": control}])),
+        ("", anthropic(cache_control=control)),
+        ("system[0].", anthropic(system=[part])),
+        ("messages[1].content[0].", anthropic({"role": "user", "content": [part]})),
+        ("messages[1].content[0].", anthropic({"role": "assistant", "content": [{**use, "cache_control": control}]})),
+        ("messages[2].content[0].content[0].", anthropic(*answered)),
+        ("messages[2].content[0].", anthropic(answered[0], {"role": "user", "content": [
+            {**result, "content": "wet", "cache_control": control}]})),
+        ("tools[0].", anthropic(tools=[{**own_tool, "cache_control": control}])),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", range(len(carriers(None))))
+def test_a_control_anywhere_pins_the_prompt(masked: LaunchedServer, place: int) -> None:
     post(masked, "/cache/reset")
-    control = {"type": "ephemeral", "ttl": "5m"}
-    assert masked.complete(TEXT * 2, max_tokens=2, cache_control=control).status_code == 200
-    assert masked.http.get("/cache").json()["num_pins"] == 1
-    part = {"type": "text", "text": TEXT * 2, "cache_control": {"type": "ephemeral"}}
-    message = {"role": "user", "content": [part]}
-    assert masked.http.post(
-        "/v1/messages", json={"model": "m", "messages": [message], "max_tokens": 2}
-    ).status_code in (200, 404)
+    where, (path, body) = carriers(HOUR)[place]
+    post(masked, path, **body)
+    assert masked.http.get("/cache").json()["num_pins"] == 1, (path, where)
     post(masked, "/cache/reset")
+
+
+WRONG_CONTROLS = [
+    ({"type": "forever"}, ".type"),
+    ({"type": "ephemeral", "ttl": "2h"}, ".ttl"),
+    ({"type": "ephemeral", "ttl": ["1h"]}, ".ttl"),
+    ({"ttl": "1h"}, ".type"),
+    ("yes", ""),
+    (5, ""),
+]
+
+
+@pytest.mark.parametrize("place", range(len(carriers(None))))
+@pytest.mark.parametrize(("control", "field"), WRONG_CONTROLS, ids=str)
+def test_a_wrong_control_anywhere_is_refused_by_its_path(
+    server: LaunchedServer, place: int, control: Any, field: str
+) -> None:
+    where, (path, body) = carriers(control)[place]
+    answer = server.http.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert f"{where}cache_control{field} must be" in error["message"], error
+    if path != MESSAGES:  # whose errors name no field
+        assert error["param"] == f"{where}cache_control"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/cache/explain", "/cache/pin", "/cache/unpin", "count"])
+def test_routes_beside_generation_refuse_a_wrong_control_too(server: LaunchedServer, path: str) -> None:
+    tool = {**TOOL, "cache_control": {"type": "ephemeral", "ttl": "2h"}}
+    body: dict[str, Any] = {"messages": [ASKED], "tools": [tool]}
+    if path == "count":
+        path = "/v1/messages/count_tokens"
+        body |= {"model": "smollm2", "tools": [{"name": "f", "input_schema": {}, "cache_control": "yes"}]}
+    answer = server.http.post(path, json=body)
+    assert answer.status_code == 400 and "tools[0].cache_control" in answer.text, answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"tools": [{"type": "function", "function": {**FUNCTION, "cache_control": HOUR}}]}),
+        ("/v1/responses", {"cache_control": HOUR}),
+        ("/v1/responses", {"tools": [{"type": "function", **FUNCTION, "cache_control": HOUR}]}),
+        ("/v1/responses", {"input": [{**ASKED, "cache_control": HOUR}]}),
+    ],
+    ids=str,
+)
+def test_where_no_control_belongs_it_is_refused(
+    server: LaunchedServer, path: str, fields: dict[str, Any]
+) -> None:
+    base: dict[str, Any] = {"messages": [ASKED]} if path == CHAT else {"input": "Hi"}
+    answer = server.http.post(path, json={**base, **fields})
+    assert answer.status_code == 400 and "cache_control" in answer.text, answer.text
+
+
+def test_schemas_and_arguments_may_have_a_field_of_that_name(masked: LaunchedServer) -> None:
+    post(masked, "/cache/reset")
+    schema = {"type": "object", "properties": {"cache_control": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    called = {"type": "tool_use", "id": "a", "name": "weather", "input": {"cache_control": "no-store"}}
+    path, body = chat(tools=[tool])
+    post(masked, path, **body)
+    path, body = anthropic({"role": "assistant", "content": [called]})
+    post(masked, path, **body)
     assert masked.http.get("/cache").json()["num_pins"] == 0
-
-
-@pytest.mark.parametrize("control", [{"type": "forever"}, {"type": "ephemeral", "ttl": "2h"}, "yes", 5])
-def test_a_wrong_cache_control_is_refused(server: LaunchedServer, control: Any) -> None:
-    answer = server.complete("Hi", cache_control=control)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "cache_control"
 
 
 @pytest.mark.parametrize(

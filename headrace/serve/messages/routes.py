@@ -11,7 +11,7 @@ from starlette.responses import Response
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.prompts import ParsedPrompt
 from headrace.serve.body import decode_body
-from headrace.serve.cache_routes import control_in
+from headrace.serve.cache_control import control_in
 from headrace.serve.chat_plan import ChatPlan, plan_chat
 from headrace.serve.context import ServerContext, tokenizer_of
 from headrace.serve.errors import bad_request, json_response
@@ -26,7 +26,7 @@ from headrace.serve.protocol import ChatRequest
 async def create_message(context: ServerContext, request: Request, body: bytes) -> Response:
     """Answer a conversation."""
     wanted = chat_request(decode_body(body, MessagesRequest))
-    wanted.cache_control = control_in(msgspec.json.decode(body))
+    wanted.cache_control = control_in(**msgspec.json.decode(body))
     return await answer_chat(context, wanted, len(body), _make_format, NAMES)
 
 
@@ -42,6 +42,7 @@ def _make_format(
 async def count_tokens(context: ServerContext, request: Request, body: bytes) -> Response:
     """The number of tokens that a conversation has as a prompt."""
     wanted = conversation(decode_body(body, CountRequest))
+    control_in(**msgspec.json.decode(body))
     await context.check_model(wanted.model)
     front_end = await context.llm.front_end()
     with NAMES.spoken():
