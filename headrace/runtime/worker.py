@@ -33,6 +33,7 @@ from headrace.parallel.world import World
 from headrace.platforms.base import current_platform
 from headrace.quant.precision import Precision
 from headrace.runtime.attention_library import AttentionPlanners, make_attention_library
+from headrace.runtime.cache_fingerprint import weight_settings
 from headrace.runtime.cuda_graph import BUCKETS, Capture, CudaCapture, GraphedSteps, Link
 from headrace.runtime.early_stage_runner import EarlyStageRunner
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for, stored_kv_type
@@ -197,11 +198,10 @@ class Worker:
     def cache_fingerprint(self, dtype: str = "auto") -> bytes:
         """16 bytes of all that the bytes of a KV block depend on in tiers of ``tier_cache_dtype``."""
         layout = (self._specs, self._num_kv_heads, self._arch.head_dim, self._cache.block_size)
-        types = (self.dtype, self.kv_dtype, self._cache.kv_cache_dtype)
-        weights = (self._model_config.load_format, self._model_config.seed)
-        compression = self._compression(dtype)
-        form = () if compression is None else ((compression.name, KV_FORMATS[compression.name]),)
-        return fingerprint(self._source.path, (self._arch, layout, types, weights, *form))
+        types = (self.dtype, self.kv_dtype, self._device.type, kernel_kinds(self._device, self._kernels))
+        form = None if (compression := self._compression(dtype)) is None else KV_FORMATS[compression.name]
+        weights = weight_settings(self._model_config)
+        return fingerprint(self._source.path, (self._arch, layout, types, weights, form))
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run a step's forward."""

@@ -162,6 +162,19 @@ def test_files_of_another_form_are_never_read(llama: tuple[Path, list[Any]], tmp
     assert again.disk_hit_tokens > 0
 
 
+@pytest.mark.usefixtures("prompt_disk")
+@pytest.mark.parametrize(
+    "options", [{"quantization": "int8"}, {"quantization_overrides": "model.layers.*=int8"}]
+)
+def test_files_of_other_weights_are_never_read(
+    llama: tuple[Path, list[Any]], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    tiers = {"host_cache_bytes": 1 << 20, "disk_cache_path": str(tmp_path)}
+    assert run(*llama, rounds=1, **tiers).num_disk_blocks > 5
+    rounded = run(*llama, rounds=1, is_lossy=True, **tiers, **options)
+    assert rounded.disk_hit_tokens == 0 and len(list(tmp_path.iterdir())) == 2
+
+
 def test_what_cannot_have_tiers_is_refused(llama: tuple[Path, list[Any]], tmp_path: Path) -> None:
     folder = tmp_path / "gemma3"
     make_model("gemma3", folder)

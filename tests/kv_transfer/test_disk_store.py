@@ -17,7 +17,6 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.kv_transfer import disk_store
 from headrace.kv_transfer.disk_store import DiskStore
-from headrace.kv_transfer.fingerprint import fingerprint
 
 BLOCK_BYTES = 4096
 PRINT = bytes(range(16))
@@ -226,15 +225,3 @@ def test_a_kill_in_mid_write_leaves_whole_files_only(tmp_path: Path) -> None:
 def test_a_store_too_small_for_a_block_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="disk_cache_bytes"):
         DiskStore(tmp_path, PRINT, BLOCK_BYTES, BLOCK_BYTES)
-
-
-def test_the_fingerprint_knows_files_and_settings(tmp_path: Path) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(b"weights")
-    first = fingerprint(tmp_path, ("float32", 16))
-    assert first == fingerprint(tmp_path, ("float32", 16)) and len(first) == 16
-    assert first != fingerprint(tmp_path, ("float32", 32))
-    (tmp_path / "notes.txt").write_text("no part of the model")
-    assert first == fingerprint(tmp_path, ("float32", 16))
-    os.utime(file, (1, 1))
-    assert first != fingerprint(tmp_path, ("float32", 16))
