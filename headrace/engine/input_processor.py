@@ -82,7 +82,7 @@ class InputProcessor:
             raise RequestError(f"priority must be an integer; got {priority!r}", param="priority")
         parsed = prompt if isinstance(prompt, ParsedPrompt) else parse_prompt(prompt)
         token_ids = parsed.token_ids if parsed.token_ids is not None else self._encode(parsed.text or "")
-        self._check_prompt(token_ids)
+        self.check_prompt(token_ids)
         params = self._check_params(params, len(token_ids))
         wanted, params.structured_outputs = params.structured_outputs, None
         if wanted is not None and self._tokenizer is None:
@@ -112,15 +112,8 @@ class InputProcessor:
         """
         return self._prepare(wanted.to_constraint())
 
-    def _encode(self, text: str) -> list[int]:
-        if self._tokenizer is None:
-            raise RequestError(
-                "this engine has no tokenizer (skip_tokenizer_init): give the prompt as token ids",
-                param="prompt",
-            )
-        return self._tokenizer.encode(text)
-
-    def _check_prompt(self, token_ids: list[int]) -> None:
+    def check_prompt(self, token_ids: list[int]) -> None:
+        """Raises RequestError for a prompt that no request may have: empty, too long, or with unknown ids."""
         if not token_ids:
             raise RequestError("the prompt is empty: it must have at least one token", param="prompt")
         if len(token_ids) >= self.max_model_len:
@@ -130,7 +123,26 @@ class InputProcessor:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        self._check_vocabulary("prompt", token_ids)
+        self.check_vocabulary("prompt", token_ids)
+
+    def check_vocabulary(self, name: str, token_ids: Iterable[int]) -> None:
+        """Raises RequestError for the first id that the model lacks; ``name`` is the field that has it."""
+        ids = token_ids if isinstance(token_ids, Sequence) else list(token_ids)
+        if ids and (min(ids) < 0 or max(ids) >= self.vocab_size):
+            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
+            raise RequestError(
+                f"{name} has token id {wrong}; the model's vocabulary is [0, {self.vocab_size - 1}]: "
+                "tokenize with this model's tokenizer",
+                param=name,
+            )
+
+    def _encode(self, text: str) -> list[int]:
+        if self._tokenizer is None:
+            raise RequestError(
+                "this engine has no tokenizer (skip_tokenizer_init): give the prompt as token ids",
+                param="prompt",
+            )
+        return self._tokenizer.encode(text)
 
     def _max_tokens(self, wanted: int | None, num_prompt_tokens: int, clamp: bool) -> int:
         room = self.max_model_len - num_prompt_tokens
@@ -164,11 +176,11 @@ class InputProcessor:
             )
         if params.bad_words:
             params.bad_word_ids = [*(params.bad_word_ids or []), *self._spell(params.bad_words)]
-        self._check_vocabulary("stop_token_ids", params.stop_token_ids or ())
-        self._check_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_vocabulary("logit_bias", params.logit_bias or ())
+        self.check_vocabulary("stop_token_ids", params.stop_token_ids or ())
+        self.check_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
+        self.check_vocabulary("logit_bias", params.logit_bias or ())
         for word in params.bad_word_ids or ():
-            self._check_vocabulary("bad_word_ids", word)
+            self.check_vocabulary("bad_word_ids", word)
         return params
 
     def _spell(self, words: list[str]) -> list[list[int]]:
@@ -181,12 +193,3 @@ class InputProcessor:
                 if ids and ids not in spelled:
                     spelled.append(ids)
         return spelled
-
-    def _check_vocabulary(self, name: str, token_ids: Iterable[int]) -> None:
-        ids = token_ids if isinstance(token_ids, Sequence) else list(token_ids)
-        if ids and (min(ids) < 0 or max(ids) >= self.vocab_size):
-            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
-            raise RequestError(
-                f"{name} has token id {wrong}; the model's vocabulary is [0, {self.vocab_size - 1}]",
-                param=name,
-            )

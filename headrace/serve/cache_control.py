@@ -60,22 +60,25 @@ def _ttl_of(control: Any, where: str) -> float:
 async def pin_if_asked(context: ServerContext, control: Any, prompts: Sequence[ParsedPrompt]) -> None:
     """Pin prompts that are about to be computed, if ``control`` (``cache_control``) asks for it.
 
-    Raises: ApiError for a wrong one.
+    Raises: ApiError for a wrong one, RequestError for a prompt that cannot be computed.
     """
     if control is None:
         return
     ttl_s = _ttl_of(control, "cache_control")
     front_end = await context.llm.front_end()
     if context.llm.config.cache.enable_prefix_caching:
-        for prompt in prompts:
-            await call_about(context, "pin", with_ids(prompt, front_end), ttl_s=ttl_s)
+        checked = [with_ids(prompt, front_end) for prompt in prompts]
+        for prompt in checked:
+            await call_about(context, "pin", prompt, ttl_s=ttl_s)
 
 
 def with_ids(prompt: ParsedPrompt, front_end: FrontEnd) -> ParsedPrompt:
-    """The prompt with its token ids."""
-    if prompt.token_ids is not None:
-        return prompt
-    return ParsedPrompt(prompt.text, tokenizer_of(front_end).encode(prompt.text or ""), prompt.cache_salt)
+    """The prompt with its token ids. Raises RequestError for one that no request may have, as the engine would."""
+    ids = prompt.token_ids
+    if ids is None:
+        ids = tokenizer_of(front_end).encode(prompt.text or "")
+    front_end.inputs.check_prompt(ids)
+    return ParsedPrompt(prompt.text, ids, prompt.cache_salt)
 
 
 async def call_about(

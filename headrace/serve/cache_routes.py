@@ -33,6 +33,11 @@ class CachePrompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     cache_salt: ShortText | None = None
+
+
+class PinRequest(CachePrompt, kw_only=True):
+    """A prompt, and how long it is kept: ``ttl`` by name or ``ttl_s`` in seconds."""
+
     ttl: str | None = None
     ttl_s: float | None = None
 
@@ -64,23 +69,29 @@ async def reset_cache(context: ServerContext, request: Request, body: bytes) -> 
 
 async def explain_cache(context: ServerContext, request: Request, body: bytes) -> Response:
     """What is cached of a prompt, and why not more."""
-    _, prompt = await _prompt_of(context, body)
+    prompt = await _prompt_of(context, decode_body(body, CachePrompt))
     report = await explain(context, prompt)
     return json_response({**report, "num_prompt_tokens": len(prompt.token_ids or [])})
 
 
 async def pin_prefix(context: ServerContext, request: Request, body: bytes) -> Response:
     """Keep a prompt's prefix for a time; also what of it is computed later."""
-    wanted, prompt = await _prompt_of(context, body)
+    wanted = decode_body(body, PinRequest)
+    if wanted.ttl is not None and wanted.ttl_s is not None:
+        raise bad_request(
+            f"ttl is {wanted.ttl!r:.100} and ttl_s is {wanted.ttl_s}: give one of them, by name or in seconds",
+            "ttl",
+        )
     ttl_s = wanted.ttl_s
     if ttl_s is None:
         ttl_s = seconds_of("5m" if wanted.ttl is None else wanted.ttl, "ttl", "ttl")
+    prompt = await _prompt_of(context, wanted)
     return json_response(await call_about(context, "pin", prompt, ttl_s=ttl_s))
 
 
 async def unpin_prefix(context: ServerContext, request: Request, body: bytes) -> Response:
     """Let a pinned prefix go."""
-    _, prompt = await _prompt_of(context, body)
+    prompt = await _prompt_of(context, decode_body(body, CachePrompt))
     return json_response(await call_about(context, "unpin", prompt))
 
 
@@ -94,25 +105,31 @@ async def explain(context: ServerContext, prompt: ParsedPrompt) -> dict[str, Any
     return report
 
 
-async def _prompt_of(context: ServerContext, body: bytes) -> tuple[CachePrompt, ParsedPrompt]:
-    wanted = decode_body(body, CachePrompt)
+async def _prompt_of(context: ServerContext, wanted: CachePrompt) -> ParsedPrompt:
+    """The prompt with its token ids. Raises ApiError, RequestError for one that no request may have."""
     await context.check_model(wanted.model)
     if (wanted.prompt is None) == (wanted.messages is None):
         raise bad_request("give either prompt or messages", "prompt", code="missing_field")
     front_end = await context.llm.front_end()
-    return wanted, await asyncio.to_thread(_parse, wanted, front_end, context)
+    return await asyncio.to_thread(_parse, wanted, front_end, context)
 
 
 def _parse(wanted: CachePrompt, front_end: FrontEnd, context: ServerContext) -> ParsedPrompt:
-    salt = wanted.cache_salt or ""
-    if wanted.prompt is not None:
-        request = CompletionRequest(
-            prompt=wanted.prompt, cache_salt=salt or None, add_special_tokens=wanted.add_special_tokens
-        )
-        prompts = completion_prompts(request, front_end)
-        if len(prompts) != 1:
-            raise bad_request("give one prompt", "prompt")
-        return with_ids(prompts[0], front_end)
+    if wanted.prompt is None:
+        return with_ids(_chat_prompt(wanted, front_end, context), front_end)
+    for name in ("tools", "chat_template", "chat_template_kwargs"):
+        if getattr(wanted, name) is not None:
+            raise bad_request(f"{name} goes with messages, not with prompt: leave it out", name)
+    request = CompletionRequest(
+        prompt=wanted.prompt, cache_salt=wanted.cache_salt, add_special_tokens=wanted.add_special_tokens
+    )
+    prompts = completion_prompts(request, front_end)
+    if len(prompts) != 1:
+        raise bad_request(f"prompt holds {len(prompts)} prompts: give one", "prompt")
+    return with_ids(prompts[0], front_end)
+
+
+def _chat_prompt(wanted: CachePrompt, front_end: FrontEnd, context: ServerContext) -> ParsedPrompt:
     control_in(
         messages=wanted.messages, tools=wanted.tools
     )  # a wrong one is refused as the request's would be
@@ -121,7 +138,8 @@ def _parse(wanted: CachePrompt, front_end: FrontEnd, context: ServerContext) -> 
         tools=wanted.tools,
         chat_template=wanted.chat_template,
         chat_template_kwargs=wanted.chat_template_kwargs,
-        cache_salt=salt or None,
+        add_special_tokens=wanted.add_special_tokens,
+        cache_salt=wanted.cache_salt,
     )
     return chat_prompt(chat, front_end, plan_chat(chat, tokenizer_of(front_end), context.config))
 

@@ -49,8 +49,5 @@ async def detokenize(context: ServerContext, request: Request, body: bytes) -> R
     wanted = decode_body(body, DetokenizeRequest)
     await context.check_model(wanted.model)
     front_end = await context.llm.front_end()
-    size = front_end.architecture.vocab_size
-    for token in wanted.tokens:
-        if not 0 <= token < size:
-            raise bad_request(f"tokens has id {token}; the vocabulary is [0, {size - 1}]", "tokens")
+    front_end.inputs.check_vocabulary("tokens", wanted.tokens)
     return json_response({"prompt": tokenizer_of(front_end).decode(wanted.tokens, skip_special_tokens=False)})

@@ -177,12 +177,67 @@ def test_schemas_and_arguments_may_have_a_field_of_that_name(masked: LaunchedSer
         ("/cache/pin", {"prompt": "a", "ttl": "1y"}, "ttl"),
         ("/cache/pin", {"prompt": "a", "ttl_s": 0}, "ttl_s"),
         ("/cache/pin", {"prompt": "a", "ttl_s": 1e9}, "ttl_s"),
+        ("/cache/pin", {"prompt": "a", "ttl": ""}, "ttl"),
+        ("/cache/pin", {"prompt": "a", "ttl": "1h", "ttl_s": 5}, "ttl"),
+        ("/cache/pin", {"prompt": "a", "tl": "1h"}, "tl"),
+        ("/cache/explain", {"prompt": "a", "ttl": "1h"}, "ttl"),
+        ("/cache/unpin", {"prompt": "a", "ttl_s": 5}, "ttl_s"),
+        ("/cache/explain", {"prompt": "a", "tools": [TOOL]}, "tools"),
+        ("/cache/pin", {"prompt": "a", "chat_template": "x"}, "chat_template"),
+        ("/cache/unpin", {"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs"),
     ],
 )
 def test_mistakes_are_told(masked: LaunchedServer, path: str, body: dict[str, Any], param: str) -> None:
     answer = masked.http.post(path, json=body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+NO_PROMPTS = [
+    ("", "the prompt is empty"),
+    ([], "prompt is an empty list"),
+    ([[]], "the prompt is empty"),
+    ([1, 49152], "prompt has token id 49152; the model's vocabulary is [0, 49151]: tokenize"),
+    ([-1], "prompt has token id -1"),
+    ([1, 2**40], f"prompt has token id {2**40}"),
+    ([1] * 8192, "at most 8192 (max_model_len): shorten it"),
+    ([True], "prompt must be"),
+    (["a", 1], "prompt must be"),
+    (5, "prompt must be"),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/cache/explain", "/cache/pin", "/cache/unpin"])
+@pytest.mark.parametrize(("prompt", "words"), NO_PROMPTS, ids=lambda value: repr(value)[:20])
+def test_what_no_request_may_have_as_its_prompt_is_refused_everywhere(
+    masked: LaunchedServer, path: str, prompt: Any, words: str
+) -> None:
+    post(masked, "/cache/reset")
+    fields = {"cache_control": HOUR} if path == "/v1/completions" else {}
+    answer = masked.http.post(path, json={"prompt": prompt, **fields})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert words in error["message"] and error["param"] == "prompt"
+    assert masked.http.get("/cache").json()["num_pins"] == 0, "what was refused is not pinned"
+
+
+def test_detokenize_refuses_ids_that_the_model_lacks(server: LaunchedServer) -> None:
+    for wrong in (-1, 49152, 2**70):
+        answer = server.http.post("/detokenize", json={"tokens": [1, wrong]})
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert (
+            error["param"] == "tokens"
+            and f"{wrong}; the model's vocabulary is [0, 49151]: " in error["message"]
+        )
+
+
+def test_special_tokens_of_a_chat_count_in_what_is_explained(masked: LaunchedServer) -> None:
+    body = {"messages": [ASKED], "add_special_tokens": True}
+    request = post(masked, CHAT, **body, max_tokens=2)
+    report = post(masked, "/cache/explain", **body)
+    assert report["num_prompt_tokens"] == request["usage"]["prompt_tokens"]
+    assert report["reason"] == "whole_prompt"
 
 
 def test_wrong_sizes_of_the_tree_are_refused(server: LaunchedServer) -> None:
