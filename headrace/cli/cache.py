@@ -41,10 +41,10 @@ def as_text(tree: dict[str, Any]) -> str:
     share = tree["num_cached_blocks"] / max(tree["num_blocks"], 1)
     lines = [
         f"{tree['num_cached_blocks']} of {tree['num_blocks']} blocks of {tree['block_size']} tokens are in the tree "
-        f"({share:.0%}), {tree['num_pins']} pins"
+        f"({share:.0%}), {_count(tree['num_pins'], 'pin')}"
     ]
     for node in tree["nodes"]:
-        marks = [f"{node['users']} users"] if node["users"] else []
+        marks = [_count(node["users"], "user")] if node["users"] else []
         marks += ["pinned"] if node["is_pinned"] else []
         text = "(salted)" if node["text"] is None else _one_line(node["text"])
         lines.append(
@@ -87,6 +87,10 @@ def _refusal(error: urllib.error.HTTPError) -> str:
 def _one_line(text: str) -> str:
     flat = " ".join(text.split())
     return repr(flat if len(flat) <= _SHOWN_CHARS else flat[: _SHOWN_CHARS - 1] + "…")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _size(num_bytes: int) -> str:

@@ -64,10 +64,13 @@ class CacheAdmin:
         return {"was_pinned": self._kv.pins.unpin(namespace, _bytes(token_ids))}
 
     def _tree(self, max_nodes: int = 200) -> dict[str, Any]:
-        """Nodes in depth-first order, large subtrees first; those beyond ``max_nodes`` are counted only."""
+        """Nodes in depth-first order, large subtrees first; those beyond ``max_nodes`` are counted only.
+
+        Users are running requests; a pin marks every node of its path.
+        """
         kv, tree = self._kv, self._kv.cache.tree
         block_bytes = sum(spec.bytes_per_block for spec in kv.specs)
-        pinned = {id(node) for node in kv.pins.nodes()}
+        pins = kv.pins.locks()
         sizes = _subtree_blocks(list(tree.nodes()))
         nodes: list[dict[str, Any]] = []
         stack = [(root, 0, 0) for root in sorted(tree.roots.values(), key=lambda root: sizes.get(root, 0))]
@@ -86,8 +89,8 @@ class CacheAdmin:
                         "token_ids": memoryview(bytes(node.tokens[: SHOWN_TOKENS * TOKEN_BYTES]))
                         .cast("I")
                         .tolist(),
-                        "users": node.num_locks,
-                        "is_pinned": id(node) in pinned,
+                        "users": node.num_locks - pins[node],
+                        "is_pinned": pins[node] > 0,
                         "bytes": node.num_blocks * block_bytes,
                         "uses_ago": tree.clock - node.access_time,
                         "is_salted": bool(_namespace_of(node)),

@@ -6,6 +6,7 @@ or when the engine could not go on without its memory.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from headrace.core.interfaces import Clock
@@ -89,8 +90,18 @@ class CachePins:
             pass
 
     def nodes(self) -> list[RadixNode]:
-        """The nodes that pins lock."""
+        """The last node of each path that a pin locks."""
         return [pin.node for pin in self._pins.values() if pin.node is not None]
+
+    def locks(self) -> Counter[RadixNode]:
+        """How many of each node's locks are pins'; all nodes of a pinned path are there, its root too."""
+        locks: Counter[RadixNode] = Counter()
+        for end in self.nodes():
+            node: RadixNode | None = end
+            while node is not None:
+                locks[node] += 1
+                node = node.parent
+        return locks
 
     def _grow(self, pin: Pin) -> None:
         tree = self._cache.tree

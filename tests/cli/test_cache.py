@@ -25,7 +25,7 @@ def test_the_tree_is_drawn_with_users_pins_and_sizes() -> None:
                     "is_pinned": True,
                     "bytes": 5 << 30,
                 },
-                {**NODE, "depth": 1, "num_tokens": 16, "text": None, "bytes": 900},
+                {**NODE, "depth": 1, "num_tokens": 16, "text": None, "bytes": 900, "users": 1},
             ],
             "num_nodes_left_out": 4,
             "num_cached_blocks": 37,
@@ -35,13 +35,13 @@ def test_the_tree_is_drawn_with_users_pins_and_sizes() -> None:
         }
     )
     first, top, below, salted, more = text.splitlines()
-    assert first == "37 of 100 blocks of 16 tokens are in the tree (37%), 1 pins"
+    assert first == "37 of 100 blocks of 16 tokens are in the tree (37%), 1 pin"
     assert (
         top.startswith("+512 tokens, 3 MiB, 7 uses ago, 3 users  'You are a helpful assistant!")
         and "…" in top
     )
     assert below == "  +64 tokens, 5.0 GiB, 7 uses ago, pinned  'Question'"
-    assert salted == "  +16 tokens, 900 B, 7 uses ago  (salted)"
+    assert salted == "  +16 tokens, 900 B, 7 uses ago, 1 user  (salted)"
     assert more == "and 4 smaller nodes (--max-nodes)"
 
 

@@ -77,12 +77,24 @@ def test_the_tree_is_told_with_users_and_pins() -> None:
     tree = admin.call("tree", {})
     top = tree["nodes"][0]
     assert (top["depth"], top["start"], top["num_tokens"], top["token_ids"][:3]) == (0, 0, 20, DOCUMENT[:3])
-    assert top["users"] == 2 and sum(node["is_pinned"] for node in tree["nodes"]) == 1
+    assert top["users"] == 1 and top["is_pinned"], "a pin is no user"
+    pinned = [node for node in tree["nodes"] if node["is_pinned"]]
+    assert sum(node["num_tokens"] for node in pinned) == 28, "all of its path is marked"
+    assert [node["users"] for node in pinned[1:]] == [0] * (len(pinned) - 1)
     assert sum(node["num_tokens"] for node in tree["nodes"]) == 4 * tree["num_cached_blocks"]
     assert {node["depth"] for node in tree["nodes"]} >= {0, 1}
     few = admin.call("tree", {"max_nodes": 2})
     assert len(few["nodes"]) == 2 and few["num_nodes_left_out"] == len(tree["nodes"]) - 2
+    admin.call("pin", {"token_ids": DOCUMENT[:20], "ttl_s": 60})
+    while harness.core.has_work():
+        harness.step()
+    tree = admin.call("tree", {})
+    assert {node["users"] for node in tree["nodes"]} == {0} and tree["num_pins"] == 2
+    assert sum(node["num_tokens"] for node in tree["nodes"] if node["is_pinned"]) == 28
     assert admin.call("unpin", {"token_ids": DOCUMENT[:30]}) == {"was_pinned": True}
+    tree = admin.call("tree", {})
+    assert sum(node["num_tokens"] for node in tree["nodes"] if node["is_pinned"]) == 20
+    admin.call("unpin", {"token_ids": DOCUMENT[:20]})
     harness.run()
     for action, arguments in (
         ("burn", {}),
