@@ -84,6 +84,7 @@ class CoreLoop:
 
     def __init__(self, inbox: Inbox, send: Callable[[FromCore], None], *, owns_process: bool = False) -> None:
         self._owns_process = owns_process
+        self._told: dict[str, Any] = {}  # the state that was sent last
         self._inbox = inbox
         self._send = send
 
@@ -130,12 +131,15 @@ class CoreLoop:
                 now = time.monotonic()
                 is_due = is_idle or now >= next_stats
                 next_stats = now + STATS_EVERY_S if is_due else next_stats
-                self._send(StepNews(outputs, stats_of(core) if is_due else None))
+                if is_due:
+                    self._told = stats_of(core)
+                self._send(StepNews(outputs, self._told if is_due else None))
 
     def _take_messages(self, core: Core) -> bool:
         """Handle what waits; without work, wait for more. Returns False when told to stop.
 
-        A core without work still takes a step every now and then, which does nothing but tell whether it is well.
+        A core without work still takes a step every now and then, which tells whether it is well; pins and transfers
+        of cache tiers end by it.
         """
         while True:
             is_idle = not core.has_work()
@@ -144,6 +148,7 @@ class CoreLoop:
                 if not is_idle:
                     return True
                 core.step()
+                self._tell_changes(core)
             elif isinstance(message, AddRequest):
                 self._add(core, message.request)
             elif isinstance(message, AbortRequests):
@@ -160,11 +165,19 @@ class CoreLoop:
     def _tell_if_idle(self, core: Core) -> None:
         """After an abort there may be no step any more that would report the gauges."""
         if not core.has_work():
-            self._send(StepNews([], stats_of(core)))
+            self._tell_changes(core)
+
+    def _tell_changes(self, core: Core) -> None:
+        stats = stats_of(core)
+        if stats != self._told:
+            self._told = stats
+            self._send(StepNews([], stats))
 
     def _call_cache(self, core: Core, call: CacheCall) -> None:
         try:
-            self._send(CacheReply(call.call_id, core.call_cache(call.action, call.arguments)))
+            result = core.call_cache(call.action, call.arguments)
+            self._tell_changes(core)  # first: whoever has the reply finds its effect in the gauges
+            self._send(CacheReply(call.call_id, result))
         except RequestError as error:
             self._send(CacheReply(call.call_id, error=error.message, param=error.param))
 

@@ -248,3 +248,25 @@ def test_wrong_sizes_of_the_tree_are_refused(server: LaunchedServer) -> None:
 def test_hits_of_each_tier_are_counted(masked: LaunchedServer) -> None:
     for name in ("prefix_cache_hits_total", "host_cache_hits_total", "disk_cache_hits_total"):
         assert masked.metric(name) >= 0
+
+
+def test_gauges_tell_what_was_pinned_and_forgotten_at_once(masked: LaunchedServer) -> None:
+    post(masked, "/cache/reset")
+    assert masked.complete(TEXT * 4, max_tokens=2).status_code == 200
+    masked.wait_metric("num_kv_blocks_held", 0)
+    num_cached = masked.metric("num_kv_blocks_cached")
+    assert num_cached > 0
+    post(masked, "/cache/pin", prompt=TEXT * 4)
+    num_held = masked.metric("num_kv_blocks_held")
+    assert num_held > 0 and masked.metric("num_kv_blocks_cached") == num_cached - num_held
+    post(masked, "/cache/unpin", prompt=TEXT * 4)
+    assert masked.metric("num_kv_blocks_held") == 0
+    post(masked, "/cache/reset")
+    assert masked.metric("num_kv_blocks_cached") == 0
+
+
+def test_gauges_tell_that_a_pin_is_over_without_a_step(masked: LaunchedServer) -> None:
+    assert masked.complete(TEXT * 4, max_tokens=2).status_code == 200
+    post(masked, "/cache/pin", prompt=TEXT * 4, ttl_s=0.2)
+    assert masked.metric("num_kv_blocks_held") > 0
+    masked.wait_metric("num_kv_blocks_held", 0)
