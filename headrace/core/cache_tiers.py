@@ -19,6 +19,7 @@ import msgspec
 
 from headrace.core.interfaces import DiskBlocks, HostBlocks, LoadItem, Transfer
 from headrace.core.kv_cache_manager import KVCacheManager
+from headrace.core.load_times import LoadTimes, Place
 from headrace.core.radix_tree import TOKEN_BYTES
 from headrace.core.request import Request
 
@@ -26,7 +27,6 @@ MIN_LOADED_BLOCKS = 2
 """Fewer are computed: a load costs a step of waiting."""
 
 _KNOWN_KEYS = 256
-_SMOOTHING = 0.2
 
 
 class TierStats(msgspec.Struct):
@@ -68,7 +68,8 @@ class TieredCache:
         disk: files of blocks, or None.
         block_size: tokens in a block.
         recompute_ms: (first position, tokens) -> expected time to compute them, 0 if unknown: a load that was measured
-            to be slower is not made.
+            to be slower is not made, but for a short one now and then, which measures again.
+        load_times: what loads were measured to take.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class TieredCache:
         disk: DiskBlocks | None,
         block_size: int,
         recompute_ms: Callable[[int, int], float],
+        load_times: LoadTimes | None = None,
     ) -> None:
         self._host = host
         self._disk = disk
@@ -93,7 +95,7 @@ class TieredCache:
         self._writes: list[tuple[Transfer, int]] = []
         self._ended: list[tuple[str, int]] = []
         self._keys = _KeyChains(block_size)
-        self._load_ms = {"host": 0.0, "disk": 0.0}
+        self._load_times = load_times or LoadTimes()
         self._stats = TierStats()
 
     def attach(self, kv: KVCacheManager) -> None:
@@ -122,16 +124,10 @@ class TieredCache:
 
     def match(self, request: Request, num_cached_tokens: int) -> tuple[int, bool]:
         """See ``CacheTier``."""
-        size = self._block_size
-        first = num_cached_tokens // size
-        num_host, num_disk = self._count(self._keys.of_request(request)[first:])
-        num_blocks = num_host + num_disk
-        extra = (first + num_blocks) * size - num_cached_tokens
-        if num_blocks < MIN_LOADED_BLOCKS or not self._is_faster(
-            num_cached_tokens, extra, num_host, num_disk
-        ):
-            return 0, True
-        return extra, True
+        first = num_cached_tokens // self._block_size
+        places = self._places(self._keys.of_request(request)[first:])
+        num_blocks = self._num_to_load(num_cached_tokens, places)
+        return ((first + num_blocks) * self._block_size - num_cached_tokens if num_blocks else 0), True
 
     def start_load(self, request: Request, first_token: int, num_tokens: int) -> None:
         """See ``CacheTier``."""
@@ -173,7 +169,7 @@ class TieredCache:
     def held_tokens(self, namespace: str, prefix: bytes, num_cached_tokens: int) -> int:
         """Tokens of ``prefix`` (uint32) that lie here beyond those cached on the device, in whole blocks."""
         first = num_cached_tokens // self._block_size
-        num_blocks = sum(self._count(self._keys.of_tokens(namespace, prefix)[first:]))
+        num_blocks = len(self._places(self._keys.of_tokens(namespace, prefix)[first:]))
         return (first + num_blocks) * self._block_size - num_cached_tokens if num_blocks else 0
 
     def stats(self) -> TierStats:
@@ -200,22 +196,33 @@ class TieredCache:
 
     # ---- inside ---------------------------------------------------------------------------------------------
 
-    def _count(self, keys: list[bytes]) -> tuple[int, int]:
-        """(blocks in host memory, blocks on disk only) up to the first that is in neither."""
-        num_host = num_disk = 0
+    def _places(self, keys: list[bytes]) -> list[Place]:
+        """Where each block is, up to the first that is nowhere."""
+        places: list[Place] = []
         for key in keys:
             if key in self._slots:
-                num_host += 1
+                places.append("host")
             elif self._disk is not None and key in self._disk:
-                num_disk += 1
+                places.append("disk")
             else:
                 break
-        return num_host, num_disk
+        return places
 
-    def _is_faster(self, start: int, num_tokens: int, num_host: int, num_disk: int) -> bool:
-        load_ms = num_host * self._load_ms["host"] + num_disk * self._load_ms["disk"]
-        recompute_ms = self._recompute_ms(start, num_tokens)
-        return not recompute_ms or load_ms <= recompute_ms
+    def _num_to_load(self, start: int, places: list[Place]) -> int:
+        """How many of the blocks behind token ``start``: all, what measures a slow place anew, those in host memory."""
+        if len(places) < MIN_LOADED_BLOCKS:
+            return 0
+        if self._is_faster(start, places):
+            return len(places)
+        num_tried = 0 if self._loads else self._load_times.blocks_to_measure(places)
+        if num_tried:
+            return max(num_tried, MIN_LOADED_BLOCKS)
+        num_host = places.index("disk") if "disk" in places else 0
+        return num_host if num_host >= MIN_LOADED_BLOCKS and self._is_faster(start, places[:num_host]) else 0
+
+    def _is_faster(self, start: int, places: list[Place]) -> bool:
+        recompute_ms = self._recompute_ms(start, len(places) * self._block_size - start % self._block_size)
+        return not recompute_ms or self._load_times.expected_ms(places) <= recompute_ms
 
     def _load_item(self, key: bytes, block: int) -> LoadItem | None:
         """A block to load, its slot held; None when it is gone, or host memory has no room for what is on disk."""
@@ -286,19 +293,15 @@ class TieredCache:
                     self._stats.host_hit_tokens += self._block_size
             self._release_slot(item.slot)
         self._stats.num_failed_blocks += len(load.items) - num_done
-        self._learn(load)
+        if num_done:
+            places: list[Place] = ["disk" if item.is_on_disk else "host" for item in load.items[:num_done]]
+            self._load_times.learn(places, load.transfer.elapsed_ms)
+        if num_done < len(load.items) and self._disk is not None:
+            first = load.first_token // self._block_size
+            self._disk.doubt(self._keys.of_request(load.request)[first + num_done :])
         end = (load.first_token // self._block_size + num_done) * self._block_size
         num_tokens = max(0, min(load.num_tokens, end - load.first_token)) if num_done else 0
         self._ended.append((load.request.request_id, num_tokens))
-
-    def _learn(self, load: _Load) -> None:
-        """Milliseconds a block, of loads from one place only."""
-        kinds = {item.is_on_disk for item in load.items}
-        if len(kinds) == 1 and load.transfer.num_done:
-            kind = "disk" if kinds.pop() else "host"
-            measured = load.transfer.elapsed_ms / load.transfer.num_done
-            known = self._load_ms[kind]
-            self._load_ms[kind] = known + _SMOOTHING * (measured - known) if known else measured
 
 
 class _KeyChains:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -109,6 +110,9 @@ class DiskBlocks(Protocol):
 
     def write(self, key: bytes, payload: memoryview) -> Transfer | None:
         """Begin to write a block, whose bytes must stay until it is done; None if it is not written."""
+
+    def doubt(self, keys: Iterable[bytes]) -> None:
+        """Files of these may be damaged: a write of one is not left out because there is a file."""
 
     def clear(self) -> None:
         """Remove all files."""

@@ -13,13 +13,16 @@ or read-only disks cost their blocks and nothing else.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
+import socket
 import struct
 import threading
 import time
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,6 +38,12 @@ MAX_WAITING_WRITES = 64
 
 RETRY_S = 30.0
 """After a failed write none is tried for so long."""
+
+MAX_WRITE_S = 3600.0
+"""A file that still has a temporary name after so long was left behind."""
+
+_HOST = hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
+"""Processes are numbered by host, and containers that share a folder are hosts of their own."""
 
 
 class DiskStore:
@@ -61,15 +70,21 @@ class DiskStore:
         self._block_bytes = block_bytes
         self._lock = threading.Lock()
         self._files: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
+        self._doubted: set[bytes] = (
+            set()
+        )  # of them, those whose file is looked at before it stands for a write
         self._num_waiting = 0
         self._epoch = 0  # rises with each clearing: what waits to be written is not
         self._quiet_until = 0.0
+        self._silent_until: dict[str, float] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-disk")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._scan()
         except OSError as error:
             self._complain("cannot be opened", error)
+            self._quiet_until = time.monotonic() + RETRY_S
+        self._make_room()
 
     def __len__(self) -> int:
         return len(self._files)
@@ -81,20 +96,20 @@ class DiskStore:
         """Fill ``out`` [block_bytes] with a block; False, and the file is gone, if it is not what it should be."""
         path = self._path(key)
         try:
-            with path.open("rb") as file:
-                header = file.read(_HEADER.size)
-                is_whole = file.readinto(out) == self._block_bytes and not file.read(1)
+            is_good = self._read(key, out)
+        except FileNotFoundError:  # another process made room, or a person
+            self._forget_lost(key)
+            return False
         except OSError as error:
-            self._complain(f"cannot be read ({path.name})", error)
+            self._complain("cannot be read", error, path.name)
             self._forget(key)
             return False
-        expected = (MAGIC, self._fingerprint, key, self._block_bytes)
-        is_good = is_whole and len(header) == _HEADER.size and _HEADER.unpack(header)[:4] == expected
-        if not is_good or _HEADER.unpack(header)[4] != zlib.crc32(out):
+        if not is_good:
             logger.warning("cached block %s is damaged; it is removed and computed again", path)
             self._forget(key)
             return False
         with self._lock:
+            self._doubted.discard(key)
             if key in self._files:
                 self._files.move_to_end(key)
         with contextlib.suppress(OSError):
@@ -103,22 +118,29 @@ class DiskStore:
 
     def write(self, key: bytes, payload: memoryview) -> BlockTransfer | None:
         """Begin to write a block, whose bytes must stay until it is done; None if it is not written."""
-        if (
-            key in self._files
-            or self._num_waiting >= MAX_WAITING_WRITES
-            or time.monotonic() < self._quiet_until
-        ):
-            return None
+        with self._lock:
+            if (
+                (key in self._files and key not in self._doubted)
+                or self._num_waiting >= MAX_WAITING_WRITES
+                or time.monotonic() < self._quiet_until
+            ):
+                return None
+            self._num_waiting += 1
         transfer = BlockTransfer()
-        self._num_waiting += 1
         self._thread.submit(self._write, key, payload, transfer, self._epoch)
         return transfer
+
+    def doubt(self, keys: Iterable[bytes]) -> None:
+        """These may be damaged, as their neighbour was: a write of one looks at its file, and makes it anew."""
+        with self._lock:
+            self._doubted.update(key for key in keys if key in self._files)
 
     def clear(self) -> None:
         """Remove all files of this fingerprint."""
         with self._lock:
             keys = list(self._files)
             self._files.clear()
+            self._doubted.clear()
             self._epoch += 1
         self._thread.submit(self._unlink_all, keys)
 
@@ -135,50 +157,109 @@ class DiskStore:
                 status = entry.stat()
                 if key is not None and status.st_size == self._file_bytes:
                     found.append((status.st_mtime_ns, key))
-                else:
+                elif key is not None or _is_left_over(entry.name, status.st_mtime):
                     os.unlink(entry.path)
         self._files = OrderedDict((key, None) for _, key in sorted(found))
+
+    def _read(self, key: bytes, out: memoryview) -> bool:
+        """Fill ``out``; whether the file is whole and what it should be. Raises OSError."""
+        with self._path(key).open("rb") as file:
+            header = file.read(_HEADER.size)
+            if file.readinto(out) != self._block_bytes or file.read(1) or len(header) != _HEADER.size:
+                return False
+        return _HEADER.unpack(header) == self._header(key, out)
+
+    def _header(self, key: bytes, payload: memoryview) -> tuple[bytes, bytes, bytes, int, int]:
+        return MAGIC, self._fingerprint, key, self._block_bytes, zlib.crc32(payload)
 
     def _write(self, key: bytes, payload: memoryview, transfer: BlockTransfer, epoch: int) -> None:
         start = time.perf_counter()
         num_done = 0
-        if epoch != self._epoch:
-            self._num_waiting -= 1
-            transfer.finish(0, 0.0)
-            return
-        temporary = self._folder / f"{key.hex()}.{os.getpid()}.tmp"
+        try:
+            if epoch == self._epoch:
+                self._make_folder()
+                num_done = int(self._is_there(key) or self._put(key, payload, epoch))
+                self._make_room()
+        except FileNotFoundError:
+            self._forget_lost(key)  # the folder was removed just now: the next write makes it
+        except OSError as error:
+            self._complain("cannot be written", error)
+            self._quiet_until = time.monotonic() + RETRY_S
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
+            transfer.finish(num_done, 1e3 * (time.perf_counter() - start))
+
+    def _make_folder(self) -> None:
+        """Again, if somebody removed it; the files are gone with it. Raises OSError."""
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._forget_all()
+
+    def _is_there(self, key: bytes) -> bool:
+        """Whether a block that was doubted is in its file after all."""
+        if key not in self._doubted:
+            return False
+        with contextlib.suppress(OSError):
+            if self._read(key, memoryview(bytearray(self._block_bytes))):
+                self._doubted.discard(key)
+                return True
+        return False
+
+    def _put(self, key: bytes, payload: memoryview, epoch: int) -> bool:
+        """Write a whole file, then give it its name; False if all was cleared meanwhile. Raises OSError."""
+        temporary = self._folder / f"{key.hex()}.{_HOST}-{os.getpid()}.tmp"
         try:
             with temporary.open("wb") as file:
-                file.write(
-                    _HEADER.pack(MAGIC, self._fingerprint, key, self._block_bytes, zlib.crc32(payload))
-                )
+                file.write(_HEADER.pack(*self._header(key, payload)))
                 file.write(payload)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(self._path(key))
-            with self._lock:
-                self._files[key] = None
-            num_done = 1
-            self._make_room()
-        except OSError as error:
-            self._complain("cannot be written", error)
+        except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-        finally:
-            self._num_waiting -= 1
-            transfer.finish(num_done, 1e3 * (time.perf_counter() - start))
+            raise
+        with self._lock:
+            if epoch == self._epoch:
+                self._files[key] = None
+                self._doubted.discard(key)
+                return True
+        self._unlink_all([key])
+        return False
 
     def _make_room(self) -> None:
-        while len(self._files) > self._max_files:
+        """Remove the least recently used of too many files."""
+        while True:
             with self._lock:
+                if len(self._files) <= self._max_files:
+                    return
                 key, _ = self._files.popitem(last=False)
-            self._path(key).unlink(missing_ok=True)
+                self._doubted.discard(key)
+            try:
+                self._path(key).unlink(missing_ok=True)
+            except OSError as error:
+                self._complain("holds more than disk_cache_bytes, and a file cannot be removed", error)
 
     def _forget(self, key: bytes) -> None:
         with self._lock:
             self._files.pop(key, None)
-        with contextlib.suppress(OSError):
-            self._path(key).unlink(missing_ok=True)
+            self._doubted.discard(key)
+        self._unlink_all([key])
+
+    def _forget_lost(self, key: bytes) -> None:
+        """Of a file that was not found: it, or all of them if the folder is gone."""
+        if self._folder.is_dir():
+            self._forget(key)
+        else:
+            self._forget_all()
+
+    def _forget_all(self) -> None:
+        if self._files:
+            logger.warning("disk cache %s was removed; blocks are computed and written again", self._folder)
+        with self._lock:
+            self._files.clear()
+            self._doubted.clear()
 
     def _unlink_all(self, keys: list[bytes]) -> None:
         for key in keys:
@@ -188,12 +269,14 @@ class DiskStore:
     def _path(self, key: bytes) -> Path:
         return self._folder / f"{key.hex()}.kv"
 
-    def _complain(self, what: str, error: OSError) -> None:
-        """Say it once in a while, and leave the disk alone meanwhile."""
+    def _complain(self, what: str, error: OSError, name: str = "") -> None:
+        """Say it, each complaint once in a while."""
         now = time.monotonic()
-        if now >= self._quiet_until:
-            logger.warning("disk cache %s %s: %s; blocks are computed instead", self._folder, what, error)
-        self._quiet_until = now + RETRY_S
+        if now >= self._silent_until.get(what, 0.0):
+            self._silent_until[what] = now + RETRY_S
+            logger.warning(
+                "disk cache %s %s: %s; blocks are computed instead", self._folder / name, what, error
+            )
 
 
 def _key_of(name: str) -> bytes | None:
@@ -205,3 +288,23 @@ def _key_of(name: str) -> bytes | None:
         return bytes.fromhex(stem)
     except ValueError:
         return None
+
+
+def _is_left_over(name: str, written_at: float) -> bool:
+    """Whether a file has a temporary name, and nobody is at it any more: its process is gone, or an hour went by."""
+    stem, _, suffix = name.rpartition(".")
+    if suffix != "tmp":
+        return False
+    host, _, process = stem.rpartition(".")[2].partition("-")
+    is_gone = host == _HOST and process.isdecimal() and not _is_running(int(process))
+    return is_gone or time.time() - written_at > MAX_WRITE_S
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True

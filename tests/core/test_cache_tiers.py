@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from headrace.core.cache_admin import CacheAdmin
 from headrace.core.cache_tiers import TieredCache, _KeyChains
 from headrace.core.interfaces import LoadItem
+from headrace.core.load_times import TRUSTED_S, LoadTimes
 from headrace.core.request import Request
 from headrace.kv_transfer.transfer import BlockTransfer
 from headrace.sampling_params import SamplingParams
@@ -87,6 +89,7 @@ class FakeDisk:
 
     def __init__(self, losses: float = 0.0) -> None:
         self.files: dict[bytes, bytes] = {}
+        self.doubted: set[bytes] = set()
         self._rng = random.Random(1)
         self._losses = losses
 
@@ -109,6 +112,9 @@ class FakeDisk:
         transfer = BlockTransfer()
         transfer.finish(1, 1.0)
         return transfer
+
+    def doubt(self, keys: Iterable[bytes]) -> None:
+        self.doubted.update(keys)
 
     def clear(self) -> None:
         self.files.clear()
@@ -274,18 +280,84 @@ def test_a_reset_forgets_all_tiers_and_what_is_under_way() -> None:
     assert sorted(tiers._free_slots + list(tiers._slots.values())) == list(range(host.num_slots))
 
 
-def test_a_load_that_was_slower_than_computing_is_not_made() -> None:
-    host = FakeHost(8)
-    tiers = TieredCache(host, None, BLOCK, lambda start, count: 0.5 * count)
-    request = Request("r", list(range(20)), SamplingParams(), max_tokens=4)
+def make_timed(
+    num_host: int, num_disk: int, ms_per_token: float = 0.5
+) -> tuple[TieredCache, Request, LoadTimes, list[float]]:
+    """Tiers that hold a request's blocks, the first in host memory, over a clock that is set by hand."""
+    now, disk = [0.0], FakeDisk()
+    times = LoadTimes(lambda: now[0])
+    tiers = TieredCache(FakeHost(8), disk, BLOCK, lambda start, count: ms_per_token * count, times)
+    request = Request("r", list(range(BLOCK * (num_host + num_disk))), SamplingParams(), max_tokens=4)
     for index, key in enumerate(tiers._keys.of_request(request)):
-        tiers._keep(key, index)
+        if index < num_host:
+            tiers._keep(key, index)
+        else:
+            disk.files[key] = b""
+    return tiers, request, times, now
+
+
+def test_a_load_that_was_slower_than_computing_is_not_made() -> None:
+    tiers, request, times, _ = make_timed(5, 0)
     assert tiers.match(request, 0) == (20, True)
-    tiers._load_ms["host"] = 1.9
+    times.learn(["host"], 1.9)
     assert tiers.match(request, 0) == (20, True)
-    tiers._load_ms["host"] = 2.1
+    times.learn(["host"], 4.0)
     assert tiers.match(request, 0) == (0, True)
-    assert TieredCache(host, None, BLOCK, lambda start, count: 0.0).match(request, 0) == (0, True)
+    unknown, request, times, _ = make_timed(5, 0, ms_per_token=0.0)
+    times.learn(["host"], 4.0)
+    assert unknown.match(request, 0) == (20, True)
+
+
+def test_a_tier_that_was_slow_once_is_tried_again() -> None:
+    """By one short load at a time, and none for a while after one that was slow, too."""
+    tiers, request, times, now = make_timed(0, 6)
+    times.learn(["disk"] * 4, 4 * 200.0)
+    for _ in range(3):
+        now[0] += TRUSTED_S - 1
+        assert tiers.match(request, 0) == (0, True)
+        now[0] += 1
+        assert tiers.match(request, 0) == (8, True) and tiers.match(request, 6) == (6, True)
+        tiers._loads.append(None)  # type: ignore[arg-type]
+        assert tiers.match(request, 0) == (0, True), "one tries"
+        tiers._loads.clear()
+        times.learn(["disk"] * 2, 2 * 200.0)
+    now[0] += TRUSTED_S
+    times.learn(["disk"] * 2, 2 * 1.0)
+    assert tiers.match(request, 0) == (24, True)
+
+
+def test_a_slow_disk_is_measured_behind_what_host_memory_holds() -> None:
+    tiers, request, times, now = make_timed(3, 3)
+    times.learn(["host", "host", "disk"], 200.0)
+    assert tiers.match(request, 0) == (12, True), "host memory goes on, whose blocks are loaded alone"
+    now[0] += TRUSTED_S
+    times.learn(["host"], 0.1)
+    assert tiers.match(request, 0) == (16, True)
+    times.learn(["host", "host", "host", "disk"], 1.3)
+    assert tiers.match(request, 0) == (24, True)
+    times.learn(["host", "disk"], 400.0)
+    assert tiers.match(request, 0) == (12, True)
+
+
+def test_what_lies_behind_a_damaged_file_is_doubted() -> None:
+    disk = FakeDisk()
+    document = [(3 * i) % VOCAB for i in range(60)]
+    first, _, _ = make(60, disk)
+    first.add("first", document, 2)
+    first.run()
+    for step in (7, 11):
+        first.add(f"other{step}", [(step * i + 1) % VOCAB for i in range(80)], 2)
+        first.run()
+    harness, tiers, _ = make(60, disk)
+    keys = tiers._keys.of_request(Request("r", document, SamplingParams(), max_tokens=1))
+    assert sum(key in disk.files for key in keys) > 8 and keys[2] in disk.files
+    read = disk.read
+    disk.read = lambda key, out: key != keys[2] and read(key, out)  # type: ignore[method-assign]
+    harness.add("again", document, 2)
+    harness.run()
+    harness.check_answers()
+    assert tiers.stats().disk_hit_tokens == 2 * BLOCK and disk.doubted >= set(keys[2:])
+    assert not disk.doubted & set(keys[:2])
 
 
 def test_tenants_have_keys_of_their_own() -> None:

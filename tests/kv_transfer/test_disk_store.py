@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -214,7 +215,8 @@ def test_a_kill_in_mid_write_leaves_whole_files_only(tmp_path: Path) -> None:
         time.sleep(0.01)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
-    (tmp_path / PRINT.hex() / f"{key(1 << 40).hex()}.99.tmp").write_bytes(b"half")
+    left = tmp_path / PRINT.hex() / f"{key(1 << 40).hex()}.{disk_store._HOST}-{writer.pid}.tmp"
+    left.write_bytes(b"half")
     store = open_store(tmp_path, max_blocks=1 << 20)
     assert len(store) >= 20 and not list(tmp_path.glob("*/*.tmp"))
     for number in [int.from_bytes(name, "big") for name in list(store._files)]:
@@ -225,3 +227,109 @@ def test_a_kill_in_mid_write_leaves_whole_files_only(tmp_path: Path) -> None:
 def test_a_store_too_small_for_a_block_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="disk_cache_bytes"):
         DiskStore(tmp_path, PRINT, BLOCK_BYTES, BLOCK_BYTES)
+
+
+def test_what_was_found_at_the_start_makes_room_too(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(9):
+        write(store, number)
+        os.utime(file_of(tmp_path, number), (number, number))
+    store.shutdown()
+    again = open_store(tmp_path, max_blocks=4)
+    assert len(again) == 4 and [key(number) in again for number in (4, 5)] == [False, True]
+    assert len(list((tmp_path / PRINT.hex()).iterdir())) == 4
+    again.shutdown()
+
+
+@pytest.mark.parametrize("is_read_first", [False, True])
+def test_a_folder_that_is_removed_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_read_first: bool
+) -> None:
+    store = open_store(tmp_path)
+    assert write(store, 1) and write(store, 2)
+    shutil.rmtree(tmp_path)
+    if is_read_first:
+        assert read(store, 1) is None and len(store) == 0, "neither is there"
+    assert write(store, 3) and read(store, 3) == payload(3)
+    assert len(store) == 1 and "was removed" in caplog.text
+    assert write(store, 2) and read(store, 2) == payload(2)
+    store.shutdown()
+
+
+def test_a_file_that_is_gone_is_forgotten_and_the_disk_not_blamed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path)
+    assert write(store, 1) and write(store, 2)
+    file_of(tmp_path, 1).unlink()
+    assert read(store, 1) is None and key(1) not in store and len(store) == 1
+    assert write(store, 1) and not caplog.text
+    store.shutdown()
+
+
+def test_a_failed_read_stops_no_writes(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    assert write(store, 1)
+    file_of(tmp_path, 1).unlink()
+    file_of(tmp_path, 1).mkdir()  # reading it is an error, and not that it is missing
+    assert read(store, 1) is None
+    assert write(store, 2)
+    store.shutdown()
+
+
+def test_doubted_blocks_are_written_again_if_they_are_damaged(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(4):
+        write(store, number)
+    sound, damaged, lost = (file_of(tmp_path, number) for number in (1, 2, 3))
+    os.utime(sound, (1, 1))
+    damaged.write_bytes(bytes(BLOCK_BYTES + 52))
+    lost.unlink()
+    assert not any(write(store, number) for number in range(4)), "they are thought to be there"
+    store.doubt([key(number) for number in (1, 2, 3, 9)])
+    assert len(store) == 4 and key(9) not in store
+    assert all(write(store, number) for number in (1, 2, 3)) and not write(store, 0)
+    assert sound.stat().st_mtime == 1, "it was left as it is"
+    assert [read(store, number) for number in range(4)] == [bytes(payload(number)) for number in range(4)]
+    assert not any(write(store, number) for number in range(4)), "no doubt is left"
+    store.shutdown()
+
+
+def test_files_that_another_process_writes_are_left_to_it(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.shutdown()
+    folder, block = tmp_path / PRINT.hex(), key(5).hex()
+    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ours, others, old, notes = (
+        folder / name
+        for name in (
+            f"{block}.{disk_store._HOST}-{sleeper.pid}.tmp",
+            f"{block}.00000000-{1 << 22}.tmp",
+            f"{block}.99.tmp",
+            "notes.txt",
+        )
+    )
+    for path in (ours, others, old, notes):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    open_store(tmp_path).shutdown()
+    assert sorted(folder.iterdir()) == sorted([ours, others, notes])
+    sleeper.communicate()
+    open_store(tmp_path).shutdown()
+    assert sorted(folder.iterdir()) == sorted([others, notes])
+
+
+def test_what_is_written_while_all_is_cleared_is_gone_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    fsync = os.fsync
+
+    def clear_meanwhile(descriptor: int) -> None:
+        store.clear()
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", clear_meanwhile)
+    assert not write(store, 1)
+    store.shutdown()
+    assert len(store) == 0 and not list((tmp_path / PRINT.hex()).iterdir())
