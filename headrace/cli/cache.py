@@ -31,6 +31,11 @@ def cache(
         sys.stdout.write(
             "the cache is empty\n" if answer["is_empty"] else "what running requests use is kept\n"
         )
+        if answer.get("num_files_left"):
+            sys.stdout.write(
+                f"{_count(answer['num_files_left'], 'file')} of the disk cache could not be removed "
+                f"({answer['files_left_reason']}): the server's next start finds them again\n"
+            )
         return
     tree = _call(f"{url}/cache?max_nodes={max_nodes}", api_key)
     sys.stdout.write(json.dumps(tree, indent=1) + "\n" if as_json else as_text(tree))

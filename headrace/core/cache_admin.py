@@ -27,7 +27,7 @@ class CacheAdmin:
         self._tiers = tiers
 
     def call(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Do one of ``tree``, ``explain``, ``pin``, ``unpin``.
+        """Do one of ``tree``, ``explain``, ``pin``, ``unpin``, ``files_left``.
 
         Raises: RequestError for another action, or wrong arguments.
         """
@@ -36,6 +36,7 @@ class CacheAdmin:
             "explain": self._explain,
             "pin": self._pin,
             "unpin": self._unpin,
+            "files_left": self._files_left,
         }
         if action not in actions:
             raise RequestError(
@@ -62,6 +63,14 @@ class CacheAdmin:
 
     def _unpin(self, token_ids: list[int], namespace: str = "") -> dict[str, Any]:
         return {"was_pinned": self._kv.pins.unpin(namespace, _bytes(token_ids))}
+
+    def _files_left(self) -> dict[str, Any]:
+        """What the last reset could not remove: asked again until it has ended, so that no step waits for a disk."""
+        left = (0, "") if self._tiers is None else self._tiers.files_left()
+        if left is None:
+            return {"is_done": False}
+        why = {"files_left_reason": left[1]} if left[0] else {}
+        return {"is_done": True, "num_files_left": left[0], **why}
 
     def _tree(self, max_nodes: int = 200) -> dict[str, Any]:
         """Nodes in depth-first order, large subtrees first; those beyond ``max_nodes`` are counted only.

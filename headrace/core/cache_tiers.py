@@ -188,6 +188,10 @@ class TieredCache:
         if self._disk is not None:
             self._disk.clear()
 
+    def files_left(self) -> tuple[int, str] | None:
+        """What of the last ``reset`` is left on disk. See ``DiskBlocks``."""
+        return (0, "") if self._disk is None else self._disk.files_left()
+
     def shutdown(self) -> None:
         """Wait for what is under way and let go of the memory."""
         self._host.shutdown()

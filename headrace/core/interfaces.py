@@ -117,6 +117,9 @@ class DiskBlocks(Protocol):
     def clear(self) -> None:
         """Remove all files."""
 
+    def files_left(self) -> tuple[int, str] | None:
+        """(files that the last ``clear`` could not remove, why); None while it goes on. The next start finds them."""
+
     def shutdown(self) -> None:
         """Write what waits, then stop."""
 

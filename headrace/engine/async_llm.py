@@ -152,7 +152,7 @@ class AsyncLLM:
             raise self._death
 
     async def call_cache(self, action: str, **arguments: Any) -> dict[str, Any]:
-        """Ask something of the prefix cache: ``reset``, ``tree``, ``explain``, ``pin`` or ``unpin`` (``CacheAdmin``).
+        """Ask something of the prefix cache: ``reset``, or an action of ``CacheAdmin``.
 
         Raises: RequestError for wrong arguments; what ended the engine.
         """

@@ -27,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from headrace.errors import ConfigError
+from headrace.kv_transfer.file_removal import FileRemoval
 from headrace.kv_transfer.transfer import BlockTransfer
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class DiskStore:
         self._quiet_until = 0.0
         self._silent_until: dict[str, float] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-disk")
+        self._removal = FileRemoval(self._folder, self._thread)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._scan()
@@ -142,7 +144,11 @@ class DiskStore:
             self._files.clear()
             self._doubted.clear()
             self._epoch += 1
-        self._thread.submit(self._unlink_all, keys)
+        self._removal.begin(self._path(key) for key in keys)
+
+    def files_left(self) -> tuple[int, str] | None:
+        """See ``DiskBlocks``."""
+        return self._removal.files_left()
 
     def shutdown(self) -> None:
         """Write what waits, then stop."""

@@ -20,6 +20,7 @@ from headrace.serve.prompts import chat_prompt, completion_prompts
 from headrace.serve.protocol import ChatRequest, CompletionRequest, ShortText, TemplateText
 
 MAX_SHOWN_NODES = 10_000
+_REMOVAL_LOOK_S = 0.02
 
 
 class CachePrompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -61,10 +62,16 @@ async def show_cache(context: ServerContext, request: Request) -> Response:
 
 
 async def reset_cache(context: ServerContext, request: Request, body: bytes) -> Response:
-    """Forget every prefix that no running request uses, in all tiers, pins too."""
+    """Forget every prefix that no running request uses, in all tiers, pins too; tells of files that stay."""
     if body.strip():
         decode_body(body, NoFields)
-    return json_response(await context.llm.call_cache("reset"))
+    answer = await context.llm.call_cache("reset")
+    left = await context.llm.call_cache("files_left")
+    while not left.get("is_done", True):
+        await asyncio.sleep(_REMOVAL_LOOK_S)
+        left = await context.llm.call_cache("files_left")
+    told = {name: left[name] for name in ("num_files_left", "files_left_reason") if name in left}
+    return json_response({**answer, **told})
 
 
 async def explain_cache(context: ServerContext, request: Request, body: bytes) -> Response:

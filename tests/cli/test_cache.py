@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from headrace.cli import cache as cache_command
 from headrace.cli.cache import as_text
 from tests.cli.conftest import CommandLine
 
@@ -50,3 +55,21 @@ def test_no_server_is_told_in_one_line(headrace: CommandLine) -> None:
     assert "no Headrace server answers" in headrace.err and "Traceback" not in headrace.err
     assert "urlopen" not in headrace.fails("cache", "--url", "http://127.0.0.1:9")
     assert "as http://host" in headrace.fails("cache", "--url", "127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"is_empty": True, "num_files_left": 0}, "the cache is empty\n"),
+        (
+            {"is_empty": True, "num_files_left": 2, "files_left_reason": "Read-only file system"},
+            "the cache is empty\n2 files of the disk cache could not be removed (Read-only file system): the server's "
+            "next start finds them again\n",
+        ),
+    ],
+)
+def test_a_reset_tells_of_files_that_stay(
+    headrace: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr(cache_command, "_call", lambda *args: answer)
+    assert headrace("cache", "--reset") == 0 and headrace.out == words

@@ -119,6 +119,9 @@ class FakeDisk:
     def clear(self) -> None:
         self.files.clear()
 
+    def files_left(self) -> tuple[int, str] | None:
+        return 0, ""
+
     def shutdown(self) -> None:
         pass
 
@@ -370,3 +373,21 @@ def test_tenants_have_keys_of_their_own() -> None:
     salted = Request("s", tokens, SamplingParams(), max_tokens=4, namespace="tenant")
     assert not set(chains.of_request(salted)) & set(mine)
     assert chains.of_prefix("tenant", data) == chains.of_request(salted)[-1]
+
+
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [
+        (None, {"is_done": False}),
+        ((0, ""), {"is_done": True, "num_files_left": 0}),
+        ((2, "read-only"), {"is_done": True, "num_files_left": 2, "files_left_reason": "read-only"}),
+    ],
+)
+def test_files_that_a_reset_could_not_remove_are_told(
+    left: tuple[int, str] | None, told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FakeDisk()
+    harness, tiers, _ = make(8, disk)
+    monkeypatch.setattr(disk, "files_left", lambda: left)
+    assert CacheAdmin(harness.kv, tiers).call("files_left", {}) == told
+    assert CacheAdmin(harness.kv).call("files_left", {})["num_files_left"] == 0

@@ -188,6 +188,38 @@ def test_a_read_only_folder_is_read_and_never_written(
     again.shutdown()
 
 
+def files_left(store: DiskStore) -> tuple[int, str]:
+    end = time.monotonic() + 10
+    while (left := store.files_left()) is None and time.monotonic() < end:
+        time.sleep(1e-3)
+    assert left is not None
+    return left
+
+
+def test_files_that_cannot_be_removed_are_told_of_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path)
+    assert store.files_left() == (0, "") and all(write(store, number) for number in range(3))
+
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        store.clear()
+        assert files_left(store) == (3, "Read-only file system") and len(store) == 0
+    (warning,) = caplog.records
+    assert "3 of 3 files could not be removed (Read-only file system)" in warning.getMessage()
+    again = open_store(tmp_path)
+    assert len(again) == 3, "the next start finds them"
+    again.shutdown()
+    assert write(store, 1), "what is computed anew is written over"
+    store.clear()
+    assert files_left(store) == (0, "") and not list((tmp_path / PRINT.hex()).iterdir())
+    store.shutdown()
+
+
 def test_a_folder_that_cannot_be_written_holds_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     store = open_store(tmp_path / "file")

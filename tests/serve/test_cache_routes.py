@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace.serve.cache_routes import reset_cache
 from tests.serve.launch import LaunchedServer
 
 TEXT = "The headrace carries water from the weir to the wheel of the mill. "
@@ -35,7 +39,7 @@ def test_a_prompt_is_explained_pinned_and_forgotten(masked: LaunchedServer) -> N
     assert tree["num_pins"] == 1 and tree["num_cached_blocks"] > 0
     assert tree["nodes"][0]["text"].startswith("The headrace")
     assert post(masked, "/cache/unpin", prompt=TEXT * 3) == {"was_pinned": True}
-    assert post(masked, "/cache/reset") == {"is_empty": True}
+    assert post(masked, "/cache/reset") == {"is_empty": True, "num_files_left": 0}
     assert masked.http.get("/cache").json()["nodes"] == []
 
 
@@ -270,3 +274,20 @@ def test_gauges_tell_that_a_pin_is_over_without_a_step(masked: LaunchedServer) -
     post(masked, "/cache/pin", prompt=TEXT * 4, ttl_s=0.2)
     assert masked.metric("num_kv_blocks_held") > 0
     masked.wait_metric("num_kv_blocks_held", 0)
+
+
+def test_a_reset_waits_for_the_disk_and_tells_of_files_that_stay() -> None:
+    left = {"is_done": True, "num_files_left": 2, "files_left_reason": "Read-only file system"}
+    replies = [{"is_empty": True}, {"is_done": False}, {"is_done": False}, left]
+
+    async def call_cache(action: str) -> dict[str, Any]:
+        return replies.pop(0)
+
+    context: Any = SimpleNamespace(llm=SimpleNamespace(call_cache=call_cache))
+    request: Any = None
+    answer = asyncio.run(reset_cache(context, request, b""))
+    assert json.loads(bytes(answer.body)) == {
+        "is_empty": True,
+        "num_files_left": 2,
+        "files_left_reason": "Read-only file system",
+    }
