@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -204,3 +205,33 @@ def test_what_cannot_have_tiers_is_refused(llama: tuple[Path, list[Any]], tmp_pa
         )
     with pytest.raises(ConfigError, match="host_cache_bytes is 10"):
         LLM(str(llama[0]), skip_tokenizer_init=True, num_kv_blocks=20, host_cache_bytes=10)
+
+
+@pytest.mark.usefixtures("prompt_disk")
+def test_a_reset_tells_of_files_that_could_not_be_removed(
+    llama: tuple[Path, list[Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = llama
+    llm = LLM(
+        str(folder),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_model_len=128,
+        num_kv_blocks=16,
+        host_cache_bytes=1 << 22,
+        disk_cache_path=str(tmp_path),
+    )
+    for prompt in documents():
+        llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+    first, *others = sorted(tmp_path.glob("*/*.kv"))
+    first.unlink()
+    first.mkdir()  # no user, not even root, unlinks a folder
+    core = llm._core
+    assert core is not None
+    assert core.call_cache("reset", {}) == {"is_empty": True}
+    while not (left := core.call_cache("files_left", {}))["is_done"]:
+        time.sleep(1e-3)
+    llm.shutdown()
+    assert left["num_files_left"] == 1 and left["files_left_reason"]
+    assert others and not any(path.exists() for path in others)
+    assert sum("could not be removed" in record.getMessage() for record in caplog.records) == 1
