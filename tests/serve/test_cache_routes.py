@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from headrace.serve.cache_routes import reset_cache
+from headrace.config import ModelConfig
+from headrace.engine.front_end import FrontEnd
+from headrace.serve.cache_routes import CachePrompt, _parse, reset_cache
+from headrace.serve.chat_plan import plan_chat
+from headrace.serve.context import tokenizer_of
+from headrace.serve.prompts import chat_prompt
+from headrace.serve.protocol import ChatRequest
+from headrace.serve.settings import ServerConfig
+from headrace.tokenizer import Tokenizer
 from tests.serve.launch import LaunchedServer
 
 TEXT = "The headrace carries water from the weir to the wheel of the mill. "
@@ -236,12 +244,29 @@ def test_detokenize_refuses_ids_that_the_model_lacks(server: LaunchedServer) -> 
         )
 
 
-def test_special_tokens_of_a_chat_count_in_what_is_explained(masked: LaunchedServer) -> None:
-    body = {"messages": [ASKED], "add_special_tokens": True}
-    request = post(masked, CHAT, **body, max_tokens=2)
-    report = post(masked, "/cache/explain", **body)
-    assert report["num_prompt_tokens"] == request["usage"]["prompt_tokens"]
-    assert report["reason"] == "whole_prompt"
+@pytest.mark.parametrize("path", [CHAT, "/cache/explain"])
+def test_special_tokens_are_added_to_a_chat_as_its_request_has_them(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    front_end = FrontEnd.open(ModelConfig(model="smollm2"))
+    asked: list[bool] = []
+
+    def encode(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        asked.append(add_special_tokens)  # the model has none of its own, so ids would not tell
+        return [1]
+
+    monkeypatch.setattr(type(front_end.tokenizer), "encode", encode)
+    context: Any = SimpleNamespace(config=ServerConfig())
+    for wanted in (True, False, None):
+        if path == CHAT:
+            request = ChatRequest(messages=[ASKED], add_special_tokens=wanted)
+            plan = plan_chat(request, tokenizer_of(front_end), ServerConfig())
+            asked.clear()
+            chat_prompt(request, front_end, plan)
+        else:
+            asked.clear()
+            _parse(CachePrompt(messages=[ASKED], add_special_tokens=wanted), front_end, context)
+        assert asked == [bool(wanted)]
 
 
 def test_wrong_sizes_of_the_tree_are_refused(server: LaunchedServer) -> None:
