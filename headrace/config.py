@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from headrace.config_checks import verify
 from headrace.config_file import read_sections
 from headrace.errors import ConfigError
 
@@ -230,7 +230,7 @@ class EngineConfig:
     structured: StructuredConfig = field(default_factory=StructuredConfig)
 
     def __post_init__(self) -> None:
-        _verify(self)
+        verify(self, option_owners())
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
@@ -341,60 +341,3 @@ def _spell(options: tuple[Any, ...]) -> str:
         else:
             words.append("null" if option is types.NoneType else f"of type {option.__name__}")
     return " or ".join(words)
-
-
-def _spell_number(value: float) -> str:
-    """For a message; whole numbers of thousands of digits have no text."""
-    is_huge = isinstance(value, int) and value.bit_length() > 256
-    return f"a number of {int(value).bit_length()} bits" if is_huge else str(value)
-
-
-_RANGES: dict[str, tuple[float, float]] = {
-    "seed": (-(1 << 63), (1 << 63) - 1),
-    "max_model_len": (2, 1 << 24),
-    "block_size": (1, 1024),
-    "kv_cache_bytes": (1, 1 << 50),
-    "num_kv_blocks": (1, 1 << 30),
-    "gpu_memory_utilization": (0.01, 1.0),
-    "min_copy_tokens": (1, 1 << 20),
-    "max_num_seqs": (1, 65536),
-    "max_num_batched_tokens": (1, 1 << 20),
-    "max_stall_ms": (1.0, math.inf),
-    "max_prefill_chunk": (1, 1 << 20),
-    "max_steps_outstanding": (1, 64),
-    "max_waiting_requests": (1, 1 << 30),
-    "cascade_min_tokens": (1, 1 << 24),
-    "cascade_min_requests": (2, 65536),
-    "cascade_min_share": (0.0, 1.0),
-    "max_prefix_length": (1, 1 << 24),
-    "host_cache_bytes": (0, 1 << 50),
-    "disk_cache_bytes": (1, 1 << 60),
-    "tensor_parallel_size": (1, 1024),
-    "pipeline_parallel_size": (1, 1024),
-    "rank_timeout_s": (0.5, 1e6),
-    "threads": (1, 4096),
-    "max_graph_tokens": (0, 2048),
-    "max_grammar_compile_s": (0.01, 3600.0),
-}
-
-
-def _verify(config: EngineConfig) -> None:
-    owners = option_owners()
-    for name, (low, high) in _RANGES.items():
-        value = getattr(getattr(config, owners[name]), name)
-        if value is not None and not low <= value <= high:
-            reason = (
-                "; it holds one prompt token and one answer token at least" if name == "max_model_len" else ""
-            )
-            raise ConfigError(f"{name} must be in [{low}, {high}]; got {_spell_number(value)}{reason}")
-    size = config.cache.block_size
-    if size & (size - 1):
-        raise ConfigError(
-            f"block_size must be a power of two; got {size}: try {1 << (size.bit_length() - 1)}"
-        )
-    scheduler = config.scheduler
-    if scheduler.max_step_tokens < scheduler.max_seats:
-        raise ConfigError(
-            f"max_num_batched_tokens ({scheduler.max_step_tokens}) must be at least max_num_seqs "
-            f"({scheduler.max_seats}), or some running request could never advance; lower max_num_seqs"
-        )

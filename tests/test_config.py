@@ -57,3 +57,32 @@ def test_a_file_and_options_over_it(tmp_path: Path) -> None:
     path.write_text("model: {model: é, seed: 3}\ncache: {block_size: 32}\n", encoding="utf-8")
     config = EngineConfig.load(path, seed=4, block_size=None)
     assert (config.model.model, config.model.seed, config.cache.block_size) == ("é", 4, 32)
+
+
+TIERS = {"host_cache_bytes": 1 << 20}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ({"disk_cache_path": "", **TIERS}, {"disk_cache_path": ".", **TIERS}),
+        ({"disk_cache_path": " ", **TIERS}, {"disk_cache_path": "kv", **TIERS}),
+        ({"disk_cache_path": "a\0b", **TIERS}, {"disk_cache_path": "a b", **TIERS}),
+        ({"disk_cache_path": "~no-such-user/kv", **TIERS}, {"disk_cache_path": "~/kv", **TIERS}),
+        ({"disk_cache_path": "kv"}, {"disk_cache_path": "kv", **TIERS}),
+        ({"tier_cache_dtype": "int8"}, {"tier_cache_dtype": "int8", **TIERS}),
+        ({"disk_cache_bytes": 1 << 30}, {"disk_cache_bytes": 16 << 30}),
+        (
+            {"disk_cache_bytes": 1 << 30, **TIERS},
+            {"disk_cache_bytes": 1 << 30, "disk_cache_path": "kv", **TIERS},
+        ),
+        ({"enable_prefix_caching": False, **TIERS}, {"enable_prefix_caching": False}),
+        ({**TIERS, "tensor_parallel_size": 2}, {"tensor_parallel_size": 2}),
+        ({"max_prefix_length": 15}, {"max_prefix_length": 16}),
+        ({"max_prefix_length": 16, "block_size": 32}, {"max_prefix_length": 16}),
+    ],
+)
+def test_settings_that_would_have_no_effect(wrong: dict[str, object], right: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        EngineConfig.from_options(**wrong)
+    EngineConfig.from_options(**right)

@@ -18,7 +18,15 @@ PACKAGE = ROOT / "headrace"
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 80
 TORCH_FREE = ["core", "grammar", "checkpoint", "tokenizer", "serve", "cli", "engine", "observe"]
-TORCH_FREE_FILES = ["__init__", "config", "errors", "outputs", "sampling_params", "structured_outputs"]
+TORCH_FREE_FILES = [
+    "__init__",
+    "config",
+    "config_checks",
+    "errors",
+    "outputs",
+    "sampling_params",
+    "structured_outputs",
+]
 HEAVY = ["torch", "transformers", "triton"]
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))

@@ -14,7 +14,7 @@ from headrace.core.cost_model import CostModel
 from headrace.core.interfaces import Executor
 from headrace.core.kv_cache_manager import KVCacheManager
 from headrace.core.scheduler import Scheduler
-from headrace.engine.cache_tiers import check_tiers, make_tiers
+from headrace.engine.cache_tiers import make_tiers
 from headrace.engine.constraints import Constraints
 from headrace.engine.device_defaults import cascade_floor, with_device_defaults
 from headrace.engine.engine_core import EngineCore
@@ -41,7 +41,6 @@ def build_engine_core(
     from headrace.runtime.multiproc_executor import MultiprocExecutor
 
     config = with_device_defaults(config, is_offline=is_offline)
-    check_tiers(config.sharing, config.parallel.world_size)
     if config.parallel.world_size == 1:
         return assemble(config, InProcessExecutor.from_config(config, progress))
     check_ranks(config)

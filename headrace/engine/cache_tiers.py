@@ -55,19 +55,6 @@ def make_tiers(
     return TieredCache(host, disk, block_size, recompute_ms)
 
 
-def check_tiers(sharing: SharingConfig, num_ranks: int) -> None:
-    """Refuse settings of tiers that go together with nothing, before anything is loaded. Raises ConfigError."""
-    if sharing.disk_cache_path is not None and not sharing.host_cache_bytes:
-        raise ConfigError(
-            "disk_cache_path needs host memory to write from; set host_cache_bytes, say to 1 GiB"
-        )
-    if sharing.host_cache_bytes and num_ranks > 1:
-        raise ConfigError(
-            f"host_cache_bytes: cache tiers need one device, and the parallel sizes ask for {num_ranks}; set them to 1 "
-            "or leave host_cache_bytes out"
-        )
-
-
 def _check_layers(specs: list[KVCacheSpec]) -> None:
     if len(specs) != 1 or specs[0].window is not None:
         raise ConfigError(

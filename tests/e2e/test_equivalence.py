@@ -137,7 +137,7 @@ def _run(folder: Path, setting: dict[str, Any]) -> tuple[dict[str, list[list[int
         max_num_seqs=16,
         max_num_batched_tokens=512,
         max_stall_ms=None if setting["pace"] is None else math.inf,
-        host_cache_bytes=0 if setting["tiers"] == "none" else 16 << 20,
+        host_cache_bytes=16 << 20 if setting["tiers"] == "host" and setting["enable_prefix_caching"] else 0,
         **{k: v for k, v in setting.items() if k not in NOT_SETTINGS},
     )
     core = build_engine_core(config)
