@@ -70,6 +70,7 @@ class TieredCache:
         recompute_ms: (first position, tokens) -> expected time to compute them, 0 if unknown: a load that was measured
             to be slower is not made, but for a short one now and then, which measures again.
         load_times: what loads were measured to take.
+        reopen_disk: opens the files of blocks of the weights that run now.
     """
 
     def __init__(
@@ -79,11 +80,13 @@ class TieredCache:
         block_size: int,
         recompute_ms: Callable[[int, int], float],
         load_times: LoadTimes | None = None,
+        reopen_disk: Callable[[], DiskBlocks] | None = None,
     ) -> None:
         self._host = host
         self._disk = disk
         self._block_size = block_size
         self._recompute_ms = recompute_ms
+        self._reopen_disk = reopen_disk
         self._kv: KVCacheManager | None = None
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # key -> slot, least recently used first
         self._free_slots = list(range(host.num_slots - 1, -1, -1))
@@ -181,12 +184,24 @@ class TieredCache:
 
     def reset(self) -> None:
         """Forget everything, files too. Transfers under way end and are forgotten."""
+        self._forget_host()
+        if self._disk is not None:
+            self._disk.clear()
+
+    def renew(self) -> None:
+        """The model has other weights: forget what is in host memory; files stay for the weights they are of, and those
+        of the new ones are opened."""
+        self._forget_host()
+        if self._disk is not None:
+            assert self._reopen_disk is not None
+            self._disk.shutdown()
+            self._disk = self._reopen_disk()
+
+    def _forget_host(self) -> None:
         self._epoch += 1
         self._free_slots += [slot for slot in self._slots.values() if slot not in self._busy]
         self._slots.clear()  # slots that are busy come back when their transfers end
         self._kept.clear()
-        if self._disk is not None:
-            self._disk.clear()
 
     def files_left(self) -> tuple[int, str] | None:
         """What of the last ``reset`` is left on disk. See ``DiskBlocks``."""

@@ -108,6 +108,10 @@ class CostModel:
         """Expected time of a step in milliseconds; 0 before any fit."""
         return self._usual_ms(features) * math.exp(self._pace[_size_of(features)])
 
+    def forget_pace(self) -> None:
+        """What follows is not of the mood of the last steps."""
+        self._pace = [0.0] * len(self._pace)
+
     def prefers(self, shared: StepFeatures, apart: StepFeatures) -> bool:
         """True if reading shared spans once is expected to be no slower than each request reading for itself."""
         if apart.kv_tokens_read - shared.kv_tokens_read >= CERTAIN_SAVED_TOKENS:

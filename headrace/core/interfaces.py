@@ -49,6 +49,14 @@ class Executor(Protocol):
     def startup_s(self) -> dict[str, float]:
         """Seconds of each stage of the start, of the rank that took longest for it."""
 
+    def update_weights(self, model: str | None) -> None:
+        """Replace the model's weights by those of another folder or file of the same model; None: read the same files
+        again. No step is outstanding. KV memory stays, and what it holds means nothing any more.
+
+        Raises: EngineDeadError when the old weights are gone and the new ones not there; another HeadraceError when
+            nothing was changed.
+        """
+
     def check_alive(self) -> None:
         """Raises EngineDeadError when no step can be run any more."""
 

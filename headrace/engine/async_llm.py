@@ -12,7 +12,7 @@ from typing import Any
 from headrace.config import EngineConfig
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest, ErrorKind
 from headrace.core.timeline import Timeline
-from headrace.engine.client import EngineCoreClient, refusal_error
+from headrace.engine.client import EngineCoreClient, refusal_error, weights_error
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.input_processor import ProcessedInput
 from headrace.engine.mailbox import Mailbox
@@ -24,6 +24,8 @@ from headrace.engine.messages import (
     LoadProgress,
     Refusal,
     StepNews,
+    UpdateWeights,
+    WeightsReply,
 )
 from headrace.engine.output_processor import RequestOutputKind
 from headrace.engine.process_client import ProcessClient
@@ -89,7 +91,7 @@ class AsyncLLM:
         self._live: dict[str, _Live] = {}
         self._core_ids: dict[str, str] = {}
         self._serial = itertools.count()
-        self._cache_calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._death: HeadraceError | None = None
         self._front_end: FrontEnd | None = None
         self._opening: asyncio.Task[FrontEnd] | None = None
@@ -159,9 +161,22 @@ class AsyncLLM:
         await self.wait_ready()
         call = CacheCall(next(self._serial), action, arguments)
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._cache_calls[call.call_id] = future
+        self._calls[call.call_id] = future
         self._client.call_cache(call)
         return await future
+
+    async def update_weights(self, model: str | None = None) -> None:
+        """Replace the model's weights, as ``LLM.update_weights`` does. Requests that come meanwhile wait for them.
+
+        Raises: RequestError while requests are unfinished; CheckpointError, ConfigError or DeviceMemoryError for
+            weights that cannot be used, while the old ones go on; what ended the engine.
+        """
+        await self.wait_ready()
+        call = UpdateWeights(next(self._serial), model)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._calls[call.call_id] = future
+        self._client.update_weights(call)
+        await future
 
     async def shutdown(self, timeout_s: float = 5.0) -> None:
         """End the engine; requests still running fail with EngineDeadError. Calling twice is allowed."""
@@ -345,13 +360,23 @@ class AsyncLLM:
 
     def on_cache_reply(self, reply: CacheReply) -> None:
         """Whoever asked is told."""
-        future = self._cache_calls.pop(reply.call_id, None)
+        future = self._calls.pop(reply.call_id, None)
         if future is None or future.done():
             return
         if reply.error is not None:
             future.set_exception(RequestError(reply.error, param=reply.param))
         else:
             future.set_result(reply.result)
+
+    def on_weights_reply(self, reply: WeightsReply) -> None:
+        """Whoever asked is told."""
+        future = self._calls.pop(reply.call_id, None)
+        if future is None or future.done():
+            return
+        if reply.kind is not None:
+            future.set_exception(weights_error(reply))
+        else:
+            future.set_result({})
 
     def on_death(self, error: HeadraceError) -> None:
         """The core is gone: every reader is told."""
@@ -368,10 +393,10 @@ class AsyncLLM:
             live.mailbox.fail(error)
         self._live.clear()
         self._core_ids.clear()
-        for future in self._cache_calls.values():
+        for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
-        self._cache_calls.clear()
+        self._calls.clear()
 
     def _count(self, outputs: list[EngineCoreOutput]) -> None:
         num_tokens = 0

@@ -36,14 +36,17 @@ def make_tiers(
     _check_layers(executor.kv_cache_specs())
     able = cast(TierExecutor, executor)
     host = able.open_host_memory(sharing.host_cache_bytes, sharing.tier_cache_dtype)
-    disk = None
-    if sharing.disk_cache_path is not None:
-        disk = DiskStore(
+
+    def open_disk() -> DiskStore:
+        assert sharing.disk_cache_path is not None
+        return DiskStore(
             Path(sharing.disk_cache_path).expanduser(),
             able.cache_fingerprint(sharing.tier_cache_dtype),
             host.slot_bytes,
             sharing.disk_cache_bytes,
         )
+
+    disk = None if sharing.disk_cache_path is None else open_disk()
 
     def recompute_ms(start: int, num_tokens: int) -> float:
         if not cost_model.is_fitted:
@@ -52,7 +55,7 @@ def make_tiers(
         features.add(start, num_tokens, samples=False)
         return cost_model.predict_ms(features)
 
-    return TieredCache(host, disk, block_size, recompute_ms)
+    return TieredCache(host, disk, block_size, recompute_ms, reopen_disk=open_disk)
 
 
 def _check_layers(specs: list[KVCacheSpec]) -> None:

@@ -16,6 +16,8 @@ from headrace.engine.messages import (
     LoadProgress,
     Refusal,
     StepNews,
+    UpdateWeights,
+    WeightsReply,
 )
 from headrace.errors import EngineDeadError, HeadraceError
 
@@ -37,6 +39,9 @@ class EngineListener(Protocol):
 
     def on_cache_reply(self, reply: CacheReply) -> None:
         """The answer to a ``CacheCall``."""
+
+    def on_weights_reply(self, reply: WeightsReply) -> None:
+        """The answer to ``UpdateWeights``."""
 
     def on_death(self, error: HeadraceError) -> None:
         """The core ended without being told to. Comes once; nothing comes after it."""
@@ -75,6 +80,10 @@ class EngineCoreClient(abc.ABC):
         """Ask something of the prefix cache; the listener hears the reply. Raises EngineDeadError."""
 
     @abc.abstractmethod
+    def update_weights(self, call: UpdateWeights) -> None:
+        """Have the weights replaced; the listener hears the reply. Raises EngineDeadError."""
+
+    @abc.abstractmethod
     def shutdown(self, timeout_s: float = 5.0) -> None:
         """End the core, by force after ``timeout_s``. Calling twice is allowed."""
 
@@ -93,6 +102,8 @@ class EngineCoreClient(abc.ABC):
             listener.on_refusal(message)
         elif isinstance(message, CacheReply):
             listener.on_cache_reply(message)
+        elif isinstance(message, WeightsReply):
+            listener.on_weights_reply(message)
         elif isinstance(message, LoadProgress):
             listener.on_progress(message)
         elif isinstance(message, CoreReady):
@@ -114,6 +125,15 @@ def failure_of(message: CoreFailed) -> HeadraceError:
         error: HeadraceError = kind(message.message)
         return error
     return EngineDeadError(f"the engine stopped on {message.kind}: {message.message}")
+
+
+def weights_error(reply: WeightsReply) -> HeadraceError:
+    """The typed error of an update that was refused."""
+    kind = getattr(errors, reply.kind or "HeadraceError")
+    error: HeadraceError = (
+        kind(reply.message, code=reply.code) if issubclass(kind, errors.RequestError) else kind(reply.message)
+    )
+    return error
 
 
 def refusal_error(refusal: Refusal) -> errors.RequestError:

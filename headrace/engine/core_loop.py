@@ -26,9 +26,11 @@ from headrace.engine.messages import (
     Refusal,
     StepNews,
     ToCore,
+    UpdateWeights,
+    WeightsReply,
 )
 from headrace.engine.settled_start import settle
-from headrace.errors import HeadraceError, RequestError
+from headrace.errors import EngineDeadError, HeadraceError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,9 @@ class Core(Protocol):
 
     def call_cache(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Ask something of the prefix cache. Raises RequestError."""
+
+    def update_weights(self, model: str | None) -> None:
+        """Replace the weights. Raises EngineDeadError when it ended the core, another HeadraceError when refused."""
 
     def step(self) -> list[EngineCoreOutput]:
         """Do one step; returns its news."""
@@ -159,6 +164,8 @@ class CoreLoop:
                 self._tell_if_idle(core)
             elif isinstance(message, CacheCall):
                 self._call_cache(core, message)
+            elif isinstance(message, UpdateWeights):
+                self._update_weights(core, message)
             else:
                 return False
 
@@ -180,6 +187,18 @@ class CoreLoop:
             self._send(CacheReply(call.call_id, result))
         except RequestError as error:
             self._send(CacheReply(call.call_id, error=error.message, param=error.param))
+
+    def _update_weights(self, core: Core, call: UpdateWeights) -> None:
+        try:
+            core.update_weights(call.model)
+        except EngineDeadError:
+            raise
+        except HeadraceError as error:
+            code = error.code if isinstance(error, RequestError) else None
+            self._send(WeightsReply(call.call_id, type(error).__name__, str(error), code))
+        else:
+            self._send(StepNews([], stats_of(core)))
+            self._send(WeightsReply(call.call_id))
 
     def _add(self, core: Core, request: EngineCoreRequest) -> None:
         try:

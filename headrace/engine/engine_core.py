@@ -21,7 +21,7 @@ from headrace.core.output import EngineCoreOutput, EngineCoreRequest, ModelRunne
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler import Scheduler
 from headrace.engine.constrained_steps import ConstrainedSteps
-from headrace.errors import EngineDeadError, GrammarError, RequestError
+from headrace.errors import EngineDeadError, GrammarError, HeadraceError, RequestError
 from headrace.structured_outputs import Constraint
 
 
@@ -48,6 +48,7 @@ class EngineStats(msgspec.Struct):
     disk_hit_tokens: int = 0
     num_stored_blocks: int = 0
     num_failed_blocks: int = 0
+    num_weight_updates: int = 0
     rank_memory_bytes: list[int] = []
     startup_s: dict[str, float] = {}
 
@@ -56,6 +57,9 @@ class EngineStats(msgspec.Struct):
         """Share of blocks that running requests hold."""
         return self.num_held_blocks / self.num_kv_blocks
 
+
+REQUESTS_UNFINISHED = "requests_unfinished"
+"""``RequestError.code`` of an update of weights that comes too early."""
 
 _LOAD_LOOK_S = 5e-4
 """How often an engine that has nothing to compute looks whether blocks have come from a tier."""
@@ -90,6 +94,7 @@ class EngineCore:
         self._families: dict[str, list[Request]] = {}
         self._pending: list[EngineCoreOutput] = []
         self._failure: BaseException | None = None
+        self.num_weight_updates = 0
 
     def add_request(self, core_request: EngineCoreRequest) -> None:
         """Queue a request.
@@ -261,6 +266,50 @@ class EngineCore:
             self._tiers.reset()
         return self.scheduler.kv.reset_prefix_cache()
 
+    def update_weights(self, model: str | None = None) -> None:
+        """Replace the model's weights by those of another folder or file of the same model; None: read the same files
+        again. The prefix cache is empty after it, in host memory too; files on disk wait for the weights they are of.
+
+        Raises:
+            RequestError: requests are unfinished.
+            CheckpointError, ConfigError, DeviceMemoryError: the weights cannot be used; nothing was changed.
+            EngineDeadError: the old weights are gone, and the new ones could not be loaded.
+        """
+        self._check_alive()
+        while self._in_flight and not self._families:
+            self._take_in_oldest()  # steps that only results of finished requests come from
+        if self._families or self.scheduler.lifecycle.requests:
+            raise RequestError(
+                f"{len(self._families)} requests are unfinished, and their answers would be of two models; wait for "
+                "them or abort them, then update the weights",
+                code=REQUESTS_UNFINISHED,
+            )
+        try:
+            self.executor.update_weights(model)
+        except HeadraceError as error:
+            if isinstance(error, EngineDeadError):
+                self._failure = error
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise
+        self.num_weight_updates += 1
+        self._forget_old_weights()
+
+    def _forget_old_weights(self) -> None:
+        """Nothing that was computed with them is read any more, or the engine ends."""
+        try:
+            is_empty = self.scheduler.kv.reset_prefix_cache()
+            assert is_empty, "a prefix of the old weights is in use"
+            if self._tiers is not None:
+                self._tiers.renew()
+        except BaseException as error:
+            self._failure = error
+            raise EngineDeadError(
+                f"the weights were replaced, but what is cached of the old ones could not be dropped: {error}"
+            ) from error
+        self.scheduler.cost_model.forget_pace()
+
     def stats(self) -> EngineStats:
         """A snapshot of queues, memory and counters."""
         scheduler, lifecycle, kv = self.scheduler, self.scheduler.lifecycle, self.scheduler.kv
@@ -275,6 +324,7 @@ class EngineCore:
             num_cached_blocks=kv.num_evictable_blocks,
             num_fenced_blocks=kv.num_fenced_blocks,
             num_steps=scheduler.last_step_id,
+            num_weight_updates=self.num_weight_updates,
             num_preemptions=lifecycle.num_preemptions,
             num_computed_tokens=scheduler.num_computed_tokens,
             num_recomputed_tokens=lifecycle.num_recomputed_tokens,

@@ -145,6 +145,25 @@ class LLM:
         """Forget all cached prefixes; True if nothing is left."""
         return self._living_core().reset_prefix_cache()
 
+    def update_weights(self, model: str | None = None) -> None:
+        """Replace the model's weights, say by those of a training step; KV memory and the tokenizer stay, the prefix
+        cache is forgotten.
+
+        Args:
+            model: a folder or .gguf file of the same model; None: the files loaded last, which were replaced.
+
+        Raises:
+            RequestError: requests are unfinished.
+            CheckpointError, ConfigError, DeviceMemoryError: they cannot be used; the old weights go on.
+            EngineDeadError: loading failed when the old ones were gone, and this LLM was shut down.
+        """
+        with self._lock:
+            try:
+                self._living_core().update_weights(model)
+            except EngineDeadError:
+                self.shutdown()
+                raise
+
     def measure_steps(self) -> StepMeter:
         """A context in which the engine's steps are counted and timed."""
         return StepMeter(self._living_core())

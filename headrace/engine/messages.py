@@ -57,6 +57,23 @@ class CacheReply(msgspec.Struct, tag="cache_reply"):
     param: str | None = None
 
 
+class UpdateWeights(msgspec.Struct, tag="update_weights"):
+    """Replace the model's weights (None: read the same files again); a ``WeightsReply`` of the same ``call_id`` comes
+    back."""
+
+    call_id: int
+    model: str | None = None
+
+
+class WeightsReply(msgspec.Struct, tag="weights_reply"):
+    """It is done, or why it was refused: ``kind`` is the name of the error class in ``headrace.errors``."""
+
+    call_id: int
+    kind: str | None = None
+    message: str = ""
+    code: str | None = None
+
+
 class StopCore(msgspec.Struct, tag="stop"):
     """End the engine core now; whatever still runs is dropped."""
 
@@ -100,5 +117,5 @@ class CoreFailed(msgspec.Struct, tag="failed"):
     trace: str = ""
 
 
-ToCore = AddRequest | AbortRequests | AbortChild | CacheCall | StopCore
-FromCore = LoadProgress | CoreReady | StepNews | Refusal | CacheReply | CoreFailed
+ToCore = AddRequest | AbortRequests | AbortChild | CacheCall | UpdateWeights | StopCore
+FromCore = LoadProgress | CoreReady | StepNews | Refusal | CacheReply | WeightsReply | CoreFailed

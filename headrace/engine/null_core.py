@@ -75,6 +75,9 @@ class NullCore:
         """There is no cache: what is asked comes back."""
         return {"action": action, **arguments}
 
+    def update_weights(self, model: str | None) -> None:
+        """There are none."""
+
     def step(self) -> list[EngineCoreOutput]:
         """One token for every running answer."""
         if self._step_s:

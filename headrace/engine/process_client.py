@@ -29,6 +29,7 @@ from headrace.engine.messages import (
     FromCore,
     StopCore,
     ToCore,
+    UpdateWeights,
 )
 from headrace.errors import EngineDeadError
 
@@ -99,6 +100,11 @@ class ProcessClient(EngineCoreClient):
 
     def call_cache(self, call: CacheCall) -> None:
         """Ask something of the prefix cache."""
+        self.check_alive()
+        self._send(call)
+
+    def update_weights(self, call: UpdateWeights) -> None:
+        """Have the weights replaced."""
         self.check_alive()
         self._send(call)
 

@@ -21,6 +21,7 @@ from headrace.engine.messages import (
     FromCore,
     StopCore,
     ToCore,
+    UpdateWeights,
 )
 
 
@@ -76,6 +77,11 @@ class ThreadClient(EngineCoreClient):
 
     def call_cache(self, call: CacheCall) -> None:
         """Ask something of the prefix cache."""
+        self.check_alive()
+        self._inbox.put(call)
+
+    def update_weights(self, call: UpdateWeights) -> None:
+        """Have the weights replaced."""
         self.check_alive()
         self._inbox.put(call)
 

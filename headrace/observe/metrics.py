@@ -50,6 +50,7 @@ CORE_COUNTERS = {
     "disk_cache_hits": ("Prompt tokens brought back from the disk tier.", "disk_hit_tokens"),
     "cache_tier_failed_blocks": ("KV blocks that a tier lost or could not take.", "num_failed_blocks"),
     "engine_steps": ("Steps of the engine.", "num_steps"),
+    "weight_updates": ("Times that the model's weights were replaced.", "num_weight_updates"),
     "forced_tokens": (
         "Tokens that a grammar forced, committed without a step of their own.",
         "num_forced_tokens",

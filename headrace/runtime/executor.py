@@ -57,6 +57,12 @@ class StepWorker(Protocol):
     def cache_fingerprint(self, dtype: str = "auto") -> bytes:
         """What the bytes of a KV block depend on."""
 
+    def check_weights(self, model: str | None) -> None:
+        """Whether these weights can replace the running ones. Raises CheckpointError, ConfigError."""
+
+    def update_weights(self, model: str | None) -> None:
+        """Replace the weights. Raises EngineDeadError when the old ones are gone, another HeadraceError when not."""
+
     def shutdown(self) -> None:
         """Free the device."""
 
@@ -130,6 +136,22 @@ class InProcessExecutor:
         if self._waits:
             future.exception()
         return future
+
+    def update_weights(self, model: str | None) -> None:
+        """Replace the weights; no step may be outstanding. See ``Executor``."""
+        self._check_alive()
+        if self._thread is None:
+            self._update_weights(model)
+        else:
+            self._thread.submit(self._update_weights, model).result()
+
+    def _update_weights(self, model: str | None) -> None:
+        try:
+            self._worker.check_weights(model)
+            self._worker.update_weights(model)
+        except EngineDeadError as error:
+            self._failure = error
+            raise
 
     def rank_memory_bytes(self) -> list[int]:
         """What the one rank held on its device when it was loaded."""

@@ -146,6 +146,10 @@ class FakeExecutor:
         """A fake is there at once."""
         return {}
 
+    def update_weights(self, model: str | None) -> None:
+        """A fake has no weights, but what it cached is not to be read any more."""
+        self._cache.forget()
+
     def check_alive(self) -> None:
         """A fake fails in its futures only."""
 

@@ -88,6 +88,10 @@ class FakeKVCache:
         self._block_size = block_size
         self._content = np.zeros((num_blocks, block_size), np.uint64)
 
+    def forget(self) -> None:
+        """Nothing that was written before is right for any sequence."""
+        self._content[:] = 0
+
     def check_ids(self, block_ids: list[list[int]], lowest: int) -> None:
         """Assert that every id is in [lowest, num_blocks); ``lowest`` is -1 where released blocks may be named."""
         for ids in block_ids:

@@ -154,6 +154,15 @@ class ModelRunner:
         self._step: StepLayout | None = None
         self._result: StepResult | None = None
 
+    def let_go(self) -> None:
+        """Forget the model and what was made of it; ``use`` comes before the next step."""
+        del self._model
+        self.small_steps = self.best_tokens = None
+
+    def use(self, model: Model, small_steps: SmallSteps | None, best_tokens: BestTokens | None) -> None:
+        """Compute with this model, bound to the same KV cache, from now on; requests' states stay."""
+        self._model, self.small_steps, self.best_tokens = model, small_steps, best_tokens
+
     @torch.inference_mode()
     def execute_model(
         self, scheduler_output: SchedulerOutput, before_forward: Callable[[], None] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from concurrent.futures import Future, InvalidStateError
 
 import numpy as np
 
+from headrace import errors
 from headrace.config import EngineConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, SchedulerOutput
@@ -23,15 +25,20 @@ from headrace.parallel.world import describe_rank
 from headrace.runtime.external_ranks import await_external_ranks, rendezvous_of
 from headrace.runtime.rank_group import RankGroup
 from headrace.runtime.rank_messages import (
+    CheckWeights,
     FromRank,
     RankOutput,
     RankProgress,
     RankReady,
     RankSpec,
+    RankWeights,
     RunStep,
     Sample,
+    UpdateWeights,
 )
 from headrace.runtime.rank_peer import start_local_ranks
+
+logger = logging.getLogger(__name__)
 
 
 class MultiprocExecutor:
@@ -95,6 +102,37 @@ class MultiprocExecutor:
     def num_kv_blocks(self) -> int:
         """Blocks that were allocated on every rank."""
         return self._ready[0].num_kv_blocks
+
+    def update_weights(self, model: str | None) -> None:
+        """Replace every rank's part of the weights; no step may be outstanding. See ``Executor``.
+
+        Raises: what the first rank says that cannot use them; EngineDeadError when one fails while they are replaced.
+        """
+        self.check_alive()
+        self._group.send(CheckWeights(model))
+        for rank, answer in sorted(self._weights_answers().items()):
+            if answer.kind:
+                error = getattr(errors, answer.kind)(answer.message)
+                logger.info("rank %d refuses other weights: %s", rank, error)
+                raise error
+        self._group.send(UpdateWeights(model))
+        try:
+            self._weights_answers()
+        except EngineDeadError:
+            raise
+        except HeadraceError as error:
+            raise EngineDeadError(str(error)) from error
+
+    def _weights_answers(self) -> dict[int, RankWeights]:
+        """What each rank answers. Raises what ended the ranks."""
+        answers: dict[int, RankWeights] = {}
+        while len(answers) < self._num_ranks:
+            news = self._loading.get()
+            if isinstance(news, HeadraceError):
+                raise news
+            if isinstance(news[1], RankWeights):
+                answers[news[0]] = news[1]
+        return answers
 
     def rank_reports(self) -> list[RankReady]:
         """What each rank said of its memory when it was ready."""

@@ -16,11 +16,13 @@ import msgspec
 import numpy as np
 
 from headrace.core.token_mask import TokenMask
+from headrace.errors import EngineDeadError, HeadraceError
 from headrace.parallel.broadcast import Receiver
 from headrace.parallel.launch import LaunchPlace
 from headrace.parallel.rank_status import RankStatus
 from headrace.runtime.executor import PendingStep
 from headrace.runtime.rank_messages import (
+    CheckWeights,
     RankBeat,
     RankFailed,
     RankOutput,
@@ -28,10 +30,12 @@ from headrace.runtime.rank_messages import (
     RankReady,
     RankSpec,
     RankVoice,
+    RankWeights,
     RunStep,
     Sample,
     Stop,
     ToRank,
+    UpdateWeights,
 )
 
 logger = logging.getLogger(__name__)
@@ -140,10 +144,23 @@ class RankLoop:
                 status.end_step()
                 if self._reports:
                     self._launched.put(pending)
+            elif isinstance(message, CheckWeights):
+                self._check_weights(worker, message.model)
+            elif isinstance(message, UpdateWeights):
+                update_all_or_fail(worker, message.model)
+                self._voice.send(RankWeights())
             else:
                 if isinstance(message, Stop):
                     self._meet()  # steps in flight run to their end everywhere, without complaints of who has left
                 return
+
+    def _check_weights(self, worker: Any, model: str | None) -> None:
+        try:
+            worker.check_weights(model)
+        except HeadraceError as error:
+            self._voice.send(RankWeights(type(error).__name__, str(error)))
+        else:
+            self._voice.send(RankWeights())
 
     def _report_results(self) -> None:
         """Runs in a thread of its own, so that waiting for the device never keeps the next step from it."""
@@ -175,6 +192,14 @@ class RankLoop:
                 time.sleep(_BEAT_S)
         except OSError:
             return  # the executor is gone, as the main thread will see
+
+
+def update_all_or_fail(worker: Any, model: str | None) -> None:
+    """Ranks have either all the new weights or none of them goes on. Raises EngineDeadError."""
+    try:
+        worker.update_weights(model)
+    except Exception as error:
+        raise EngineDeadError(f"its weights could not be replaced: {error}") from error
 
 
 def _main_thread_clock() -> int | None:

@@ -40,6 +40,18 @@ class Sample(msgspec.Struct, tag="sample"):
     rows: list[int] = []
 
 
+class CheckWeights(msgspec.Struct, tag="check_weights"):
+    """See whether the weights of a folder or file can replace those that run (None: the same files again)."""
+
+    model: str | None
+
+
+class UpdateWeights(msgspec.Struct, tag="update_weights"):
+    """Replace them; all ranks have found that it can be done."""
+
+    model: str | None
+
+
 class Stop(msgspec.Struct, tag="stop"):
     """End now."""
 
@@ -60,6 +72,14 @@ class RankReady(msgspec.Struct, tag="ready"):
     memory_bytes: int
     device: str
     startup_s: dict[str, float] = {}
+
+
+class RankWeights(msgspec.Struct, tag="weights"):
+    """The answer to ``CheckWeights`` and ``UpdateWeights``: done, or the error (its class's name, and text) for which
+    nothing was changed."""
+
+    kind: str = ""
+    message: str = ""
 
 
 class RankProgress(msgspec.Struct, tag="progress"):
@@ -89,8 +109,8 @@ class RankFailed(msgspec.Struct, tag="failed"):
     trace: str = ""
 
 
-ToRank = RankSpec | RunStep | Sample | Stop
-FromRank = RankReady | RankProgress | RankOutput | RankBeat | RankFailed
+ToRank = RankSpec | RunStep | Sample | CheckWeights | UpdateWeights | Stop
+FromRank = RankReady | RankWeights | RankProgress | RankOutput | RankBeat | RankFailed
 
 
 class RankVoice:

@@ -9,29 +9,24 @@ from typing import TYPE_CHECKING
 import torch
 
 from headrace.attention.base import AttentionShape, PlanLimits
-from headrace.checkpoint import ModelSource, load_architecture, resolve_model
+from headrace.checkpoint import load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
 from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import NewRequest, SchedulerOutput
 from headrace.core.token_mask import TokenMask
-from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpPlan
 from headrace.kernels.quantized_cache import KV_FORMATS
 from headrace.kernels.registry import Ops, kernel_kinds, load_kernels
 from headrace.kv_transfer.compression import BlockCompression
 from headrace.kv_transfer.fingerprint import fingerprint
 from headrace.kv_transfer.host_memory import HostMemory
-from headrace.layers.context import LayerContext
-from headrace.loader.base import open_weights
 from headrace.loader.tensor_names import dense_bytes
 from headrace.models.causal_lm import CausalLM
-from headrace.models.registry import build_model
 from headrace.observe.stages import Stages
 from headrace.parallel.fused_reduce import make_fused_reduce
 from headrace.parallel.world import World
 from headrace.platforms.base import current_platform
-from headrace.quant.precision import Precision
 from headrace.runtime.attention_library import AttentionPlanners, make_attention_library
 from headrace.runtime.cache_fingerprint import weight_settings
 from headrace.runtime.cuda_graph import BUCKETS, Capture, CudaCapture, GraphedSteps, Link
@@ -39,12 +34,20 @@ from headrace.runtime.early_stage_runner import EarlyStageRunner
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for, stored_kv_type
 from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
 from headrace.runtime.memory_ledger import MemoryLedger
+from headrace.runtime.model_loader import LoadedModel, ModelFiles, ModelLoader, Progress, forms_of
 from headrace.runtime.model_runner import Model, ModelRunner
 from headrace.runtime.native_step import NativeStep
 from headrace.runtime.replayed_step import ReplayedStep
 from headrace.runtime.request_states import RequestStates
 from headrace.runtime.staged_model import StagedModel
 from headrace.runtime.timed_step import TimedStep
+from headrace.runtime.weights_update import (
+    ROOM_FOR_NEW,
+    check_same_forms,
+    check_same_type,
+    replacement_of,
+    replacing,
+)
 from headrace.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -57,8 +60,6 @@ MAX_LOGITS_BYTES = 64 << 20
 
 GRAPH_BYTES = 12 << 20
 """Set apart for the graphs of one number of tokens: up to three kinds of steps."""
-
-Progress = Callable[[str, float], None]
 
 
 class Worker:
@@ -94,8 +95,8 @@ class Worker:
         num_threads = max(1, self._platform.default_num_threads() // world.num_local_ranks)
         torch.set_num_threads(device.threads or num_threads)
         source = resolve_model(model.model, revision=model.revision)
-        self._source, self._model_config = source, model
         self._arch = arch = load_architecture(source)
+        self._files = ModelFiles(model, source, arch)
         self.max_model_len = resolve_max_model_len(model.max_model_len, arch, model.model)
         self.dtype = self._platform.resolve_dtype(model.dtype, arch.torch_dtype)
         self.kv_dtype = stored_kv_type(cache.kv_cache_dtype, self.dtype, arch.head_dim)
@@ -103,6 +104,8 @@ class Worker:
         self._attention = kernel_kinds(self._device, device.kernels)[0]
         self._max_graph_tokens = device.max_graph_tokens if self._attention == "triton" else 0
         self._ops = Ops.for_device(self._device, device.kernels, world.tensor.communicator)
+        self._loader = ModelLoader(world, self._ops, self._device, self.dtype, self.max_model_len)
+        self._model: CausalLM | None = None
         self._num_heads = _length(world.tensor.share(arch.num_attention_heads, "attention heads"))
         self._num_kv_heads = _length(world.tensor.kv_share(arch.num_kv_heads))
         self._max_logits_rows = max(1, MAX_LOGITS_BYTES // (4 * arch.vocab_size))
@@ -130,7 +133,7 @@ class Worker:
         """The weights, and beside them the kernels of a first token."""
         self._warmup = warmup = self._warm_up_kernels()
         with self._stages.time("weights"), self._memory.spending("weights"):
-            self._model: CausalLM | None = self._load_model(self._model_config, self._source, progress)
+            self._take(self._files, self._loader.load(self._files, progress))
         if warmup is not None:
             with self._stages.time("kernels not ready with the weights"):
                 warmup.wait_first_token()
@@ -148,7 +151,7 @@ class Worker:
     def _tell(self) -> None:
         logger.info(
             "%s on %s: %s, %d KV blocks of %d tokens; start: %s; memory: %s",
-            self._source.name,
+            self._files.source.name,
             self._platform.describe(),
             self.dtype,
             self._num_blocks,
@@ -200,8 +203,8 @@ class Worker:
         layout = (self._specs, self._num_kv_heads, self._arch.head_dim, self._cache.block_size)
         types = (self.dtype, self.kv_dtype, self._device.type, kernel_kinds(self._device, self._kernels))
         form = None if (compression := self._compression(dtype)) is None else KV_FORMATS[compression.name]
-        weights = weight_settings(self._model_config)
-        return fingerprint(self._source.path, (self._arch, layout, types, weights, form))
+        weights = weight_settings(self._files.config)
+        return fingerprint(self._files.source.path, (self._files.arch, layout, types, weights, form))
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run a step's forward."""
@@ -222,39 +225,47 @@ class Worker:
         on_tokens = tokens.send if tokens is not None and self._world.reports else None
         return TimedStep(pending, self._started, ended, self.is_asynchronous, on_tokens)
 
+    def check_weights(self, model: str | None) -> None:
+        """Whether the weights of ``model`` (a folder or file; None: those loaded last, as they are now) can replace the
+        running ones. Reads headers and changes nothing.
+
+        Raises: CheckpointError for files that are missing or damaged; ConfigError for another model.
+        """
+        files = replacement_of(self._files, model)
+        dtype = self._platform.resolve_dtype(files.config.dtype, files.arch.torch_dtype)
+        check_same_type(files, self.dtype, dtype)
+        check_same_forms(files, self._weight_forms, forms_of(self._loader.open(files)))
+
+    def update_weights(self, model: str | None) -> None:
+        """Replace the weights, between steps; requests' states and KV memory stay. The new ones are loaded before the
+        old ones are let go of where the device has room for both. ``check_weights`` comes before.
+
+        Raises: CheckpointError, ConfigError, DeviceMemoryError while the old weights are intact and go on;
+            EngineDeadError when they are gone: the worker is of no use any more.
+        """
+        runner, files = self._runner, replacement_of(self._files, model)
+        assert runner is not None, "the worker was shut down"
+        has_room = self._platform.available_memory_bytes() > ROOM_FOR_NEW * self._memory.planned["weights"]
+        with self._stages.time("weights update"):
+            if not has_room:
+                self._model = None
+                runner.let_go()
+            with replacing(files, is_intact=has_room), self._memory.watching("weights"):
+                new = self._loader.load(files)
+            with replacing(files, is_intact=False):
+                self._take(files, new)
+                self._install(new.model, runner)
+        self.loaded_memory_bytes = self._platform.used_memory_bytes()
+        logger.info("the weights are those of %s now", files.source.path)
+
+    def _take(self, files: ModelFiles, new: LoadedModel) -> None:
+        self._files, self._model = files, new.model
+        self._weight_forms, self.weight_bytes_read = new.forms, new.num_bytes_read
+
     def shutdown(self) -> None:
         """Let go of the model and the KV memory."""
         self._runner = self._model = None
         self._planners.close()
-
-    def _load_model(self, config: ModelConfig, source: ModelSource, progress: Progress | None) -> CausalLM:
-        weights = open_weights(
-            source,
-            self._arch,
-            config.load_format,
-            config.seed,
-            None if progress is None else _weight_progress(progress),
-            self._device,
-        )
-        context = LayerContext(
-            ops=self._ops,
-            weights=weights,
-            dtype=self.dtype,
-            device=self._device,
-            arena=Arena(self._device),
-            parallel=self._world.tensor,
-            stage=self._world.stage,
-            max_model_len=self.max_model_len,
-            precision=Precision.parse(
-                config.quantization, config.quantization_overrides, config.linear_inputs
-            ),
-        )
-        with torch.inference_mode():
-            model = build_model(self._arch, context)
-        if self._world.stage.is_first and self._world.stage.is_last:  # a stage has some of the modules
-            context.precision.check_overrides()
-        self.weight_bytes_read = weights.bytes_read
-        return model
 
     def _make_runner(self, num_blocks: int) -> ModelRunner:
         """A runner over fresh KV memory of so many blocks."""
@@ -262,18 +273,9 @@ class Worker:
         layout = KVCacheLayout.for_specs(self._specs, self._num_kv_heads, arch.head_dim, size, self.kv_dtype)
         kv_cache = KVCache(self._specs, layout, num_blocks, self._device, self._ops.copy_blocks)
         assert self._model is not None
-        self._model.bind_kv_cache(kv_cache)
-        model: Model = self._model
-        native: NativeStep | None = None
-        if self._attention == "native":
-            model = native = NativeStep(self._model)
-        elif self._device.type == "cpu":
-            model = ReplayedStep(self._model)
-        if self._world.link is not None:
-            model = StagedModel(model, self._model, self._world.link)
         make_runner = ModelRunner if self._world.stage.is_last else EarlyStageRunner
         runner = make_runner(
-            model,
+            self._model,
             kv_cache,
             [self._planners.make() for _ in self._specs],
             max_num_seqs=self._scheduler.max_seats,
@@ -282,14 +284,25 @@ class Worker:
             max_logits_rows=self._max_logits_rows,
             sampling_kernels=load_kernels("sampling", self._device, self._kernels),
         )
+        self._install(self._model, runner)
+        return runner
+
+    def _install(self, model: CausalLM, runner: ModelRunner) -> None:
+        """Have the runner compute with a model from now on, recorded or captured anew."""
+        model.bind_kv_cache(runner.kv_cache)
+        stepped: Model = model
+        native: NativeStep | None = None
+        if self._attention == "native":
+            stepped = native = NativeStep(model)
+        elif self._device.type == "cpu":
+            stepped = ReplayedStep(model)
         link: Link | None = self._world.link
+        if self._world.link is not None:
+            stepped = StagedModel(stepped, model, self._world.link)
         if isinstance(runner, EarlyStageRunner) and link is not None:
             link = runner.link_to(link)
-        if native is not None:
-            runner.best_tokens = native.best_tokens
-        if self._max_graph_tokens:
-            runner.small_steps = self._graphed_steps(self._model, runner.states, link)
-        return runner
+        small = self._graphed_steps(model, runner.states, link) if self._max_graph_tokens else None
+        runner.use(stepped, small, None if native is None else native.best_tokens)
 
     def _make_planners(self, config: DeviceConfig) -> AttentionPlanners:
         shape = AttentionShape(self._num_heads, self._num_kv_heads, self._arch.head_dim)
@@ -424,10 +437,3 @@ def _largest_step(num_tokens: int, num_blocks: int, num_groups: int) -> Schedule
 
 def _length(part: slice) -> int:
     return int(part.stop - part.start)
-
-
-def _weight_progress(progress: Progress) -> Callable[[int, int], None]:
-    def told(done_bytes: int, total_bytes: int) -> None:
-        progress("loading weights", done_bytes / total_bytes if total_bytes else 1.0)
-
-    return told

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.serve import cache_routes, generation_routes, probe_routes, token_routes
+from headrace.serve import cache_routes, generation_routes, probe_routes, token_routes, weight_routes
 from headrace.serve.answering import DIRECT_SEND
 from headrace.serve.body import read_body
 from headrace.serve.connection import while_connected
@@ -53,6 +53,7 @@ POST_ROUTES: dict[str, Poster] = {
     "/cache/explain": cache_routes.explain_cache,
     "/cache/pin": cache_routes.pin_prefix,
     "/cache/unpin": cache_routes.unpin_prefix,
+    "/weights/update": weight_routes.update_weights,
     "/tokenize": token_routes.tokenize,
     "/detokenize": token_routes.detokenize,
 }

@@ -37,7 +37,7 @@ def submit(rng: random.Random, harness: CoreHarness, name: str, documents: list[
 def storm(
     seed: int, num_operations: int, specs: list[KVCacheSpec], num_blocks: int, **options: object
 ) -> CoreHarness:
-    """Submit, step, abort, stop one child, reset the cache, at random."""
+    """Submit, step, abort, stop one child, reset the cache, update the weights, at random."""
     rng = random.Random(seed)
     documents = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
     harness = CoreHarness(specs, num_blocks, **options)  # type: ignore[arg-type]
@@ -52,6 +52,9 @@ def storm(
             harness.core.abort_child(name, rng.randrange(4))
         elif event < 0.292:
             harness.core.reset_prefix_cache()
+        elif event < 0.295:
+            harness.core.abort_requests(list(harness.core._families))
+            harness.core.update_weights("others")
         else:
             harness.step()
         harness.core.scheduler.check_integrity()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,42 @@ def test_steps_that_prepare_others_are_told_apart(
         assert sum(outputs) == len(small_steps._seen) + 1, "the first kind is captured when it comes again"
     assert len(observed) == len(outputs) - sum(outputs) > 4
     core.shutdown()
+
+
+def test_other_weights_have_graphs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in (1, 2):
+        make_model("llama", tmp_path / str(seed), seed=seed)
+    plain = build_core(tmp_path / "2")
+    expected = answers(plain, PARAMS[:1])
+    plain.shutdown()
+    core = build_core(tmp_path / "1")
+    worker = core.executor._worker  # type: ignore[attr-defined]
+    first = add_small_steps(worker, 8)
+    before = answers(core, PARAMS[:1])
+    num_before = sum(first.num_replays)
+    made: list[FakeCapture] = []
+
+    def graphed(*_: Any) -> GraphedSteps:
+        made.append(add_small_steps(worker, 8))
+        small_steps: GraphedSteps = worker._runner.small_steps
+        return small_steps
+
+    monkeypatch.setattr(worker, "_graphed_steps", graphed)
+    worker._max_graph_tokens = MAX_TOKENS
+    old = [weakref.ref(worker._runner.small_steps), weakref.ref(worker._model)]
+    replays = worker._runner.small_steps._replays
+    gc.disable()  # on a GPU their memory is wanted at once
+    try:
+        core.update_weights(str(tmp_path / "2"))
+        replays.clear()  # a graph does not hold what it was captured from, as these do
+        assert [held() for held in old] == [None, None]
+    finally:
+        gc.enable()
+    after = answers(core, PARAMS[:1])
+    core.shutdown()
+    assert num_before > 2 and sum(first.num_replays) == num_before and sum(made[0].num_replays) > 2
+    tokens = [{name: answer[0] for name, answer in found.items()} for found in (expected, before, after)]
+    assert tokens[0] != tokens[1] and tokens[0] == tokens[2]
 
 
 class TableAttention:

@@ -13,6 +13,7 @@ from headrace.core.output import EngineCoreRequest
 from headrace.engine.assemble import build_engine_core
 from headrace.errors import ConfigError, DeviceMemoryError, EngineDeadError
 from headrace.platforms.cpu import CPUPlatform
+from headrace.runtime import model_loader
 from headrace.runtime import worker as worker_module
 from headrace.runtime.memory_ledger import MemoryLedger, is_out_of_memory
 from headrace.sampling_params import SamplingParams
@@ -140,7 +141,7 @@ def run(core: Any) -> None:
 
 def test_while_weights_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model("llama", tmp_path)
-    monkeypatch.setattr(worker_module, "build_model", fail)
+    monkeypatch.setattr(model_loader, "build_model", fail)
     with pytest.raises(DeviceMemoryError, match="no memory left for weights"):
         build_engine_core(config(tmp_path))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from headrace.engine.assemble import build_engine_core
 from headrace.engine.engine_core import EngineCore
 from headrace.errors import ConfigError, EngineDeadError
 from headrace.runtime.multiproc_executor import MultiprocExecutor
+from headrace.runtime.rank_messages import UpdateWeights
 from headrace.sampling_params import SamplingParams
 from tests.e2e.tiny_models import make_model
 
@@ -93,6 +95,30 @@ def test_a_killed_rank_ends_the_engine(folder: Path) -> None:
     with pytest.raises(EngineDeadError, match="rank 1"):
         core.executor.check_alive()
     core.shutdown()
+    core.shutdown()
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_to_replace_its_weights_ends_all(folder: Path, tmp_path: Path) -> None:
+    """Its folder vanishes between the check and the reading: no rank goes on with the new or the old."""
+    other = tmp_path / "other"
+    make_model("llama", other, seed=2)
+    core = build_engine_core(config(folder))
+    executor, pids = core.executor, pids_of(core)
+    assert isinstance(executor, MultiprocExecutor)
+    send = executor._group.send
+
+    def sabotaged(message: Any) -> None:
+        if isinstance(message, UpdateWeights):
+            shutil.rmtree(other)
+        send(message)
+
+    executor._group.send = sabotaged  # type: ignore[method-assign]
+    with pytest.raises(EngineDeadError, match=r"weights could not be replaced.*other"):
+        core.update_weights(str(other))
+    assert not any(is_alive(pid) for pid in pids)
+    with pytest.raises(EngineDeadError):
+        core.step()
     core.shutdown()
 
 

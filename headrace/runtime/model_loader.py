@@ -1,0 +1,98 @@
+"""ModelLoader: one rank's part of a model, read from its files onto the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from headrace.checkpoint import ModelArchitecture, ModelSource
+from headrace.checkpoint.gguf_types import GGMLType
+from headrace.config import ModelConfig
+from headrace.kernels.arena import Arena
+from headrace.kernels.registry import Ops
+from headrace.layers.context import LayerContext
+from headrace.loader.base import WeightSource, open_weights
+from headrace.models.causal_lm import CausalLM
+from headrace.models.registry import build_model
+from headrace.parallel.world import World
+from headrace.quant.precision import Precision
+
+Progress = Callable[[str, float], None]
+
+StoredForms = Mapping[str, GGMLType | None]
+"""Tensor name -> the ggml type of its blocks; None where it is stored dense."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model's weights are and how they are to be read: settings, files, and what the files describe."""
+
+    config: ModelConfig
+    source: ModelSource
+    arch: ModelArchitecture
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on the device, the stored bytes that were read for it, and the form of each tensor in the files."""
+
+    model: CausalLM
+    num_bytes_read: int
+    forms: StoredForms
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoader:
+    """What models are built with on one rank: its place, ops, device, compute type and longest sequence in tokens."""
+
+    world: World
+    ops: Ops
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+
+    def open(self, files: ModelFiles, progress: Progress | None = None) -> WeightSource:
+        """The weights' files, headers read and checked. Raises CheckpointError, ConfigError."""
+        config, told = files.config, None if progress is None else _weight_progress(progress)
+        return open_weights(files.source, files.arch, config.load_format, config.seed, told, self.device)
+
+    def load(self, files: ModelFiles, progress: Progress | None = None) -> LoadedModel:
+        """Read the weights and build the model.
+
+        Args:
+            progress: called with (stage, share done in [0, 1]).
+
+        Raises: CheckpointError, ConfigError; whatever the device says when it has no room.
+        """
+        config, weights, stage = files.config, self.open(files, progress), self.world.stage
+        precision = Precision.parse(config.quantization, config.quantization_overrides, config.linear_inputs)
+        context = LayerContext(
+            ops=self.ops,
+            weights=weights,
+            dtype=self.dtype,
+            device=self.device,
+            arena=Arena(self.device),
+            parallel=self.world.tensor,
+            stage=stage,
+            max_model_len=self.max_model_len,
+            precision=precision,
+        )
+        with torch.inference_mode():
+            model = build_model(files.arch, context)
+        if stage.is_first and stage.is_last:  # a stage has some of the modules
+            precision.check_overrides()
+        return LoadedModel(model, weights.bytes_read, forms_of(weights))
+
+
+def forms_of(weights: WeightSource) -> StoredForms:
+    """How each tensor lies in the files."""
+    return {name: weights.ggml_type(name) for name in weights.names()}
+
+
+def _weight_progress(progress: Progress) -> Callable[[int, int], None]:
+    def told(done_bytes: int, total_bytes: int) -> None:
+        progress("loading weights", done_bytes / total_bytes if total_bytes else 1.0)
+
+    return told
