@@ -7,6 +7,7 @@ import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from headrace.config import EngineConfig
@@ -165,14 +166,14 @@ class AsyncLLM:
         self._client.call_cache(call)
         return await future
 
-    async def update_weights(self, model: str | None = None) -> None:
+    async def update_weights(self, model: str | Path | None = None) -> None:
         """Replace the model's weights, as ``LLM.update_weights`` does. Requests that come meanwhile wait for them.
 
         Raises: RequestError while requests are unfinished; CheckpointError, ConfigError or DeviceMemoryError for
             weights that cannot be used, while the old ones go on; what ended the engine.
         """
         await self.wait_ready()
-        call = UpdateWeights(next(self._serial), model)
+        call = UpdateWeights(next(self._serial), None if model is None else str(model))
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[call.call_id] = future
         self._client.update_weights(call)

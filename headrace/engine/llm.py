@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -145,7 +146,7 @@ class LLM:
         """Forget all cached prefixes; True if nothing is left."""
         return self._living_core().reset_prefix_cache()
 
-    def update_weights(self, model: str | None = None) -> None:
+    def update_weights(self, model: str | Path | None = None) -> None:
         """Replace the model's weights, say by those of a training step; KV memory and the tokenizer stay, the prefix
         cache is forgotten.
 
@@ -159,7 +160,7 @@ class LLM:
         """
         with self._lock:
             try:
-                self._living_core().update_weights(model)
+                self._living_core().update_weights(None if model is None else str(model))
             except EngineDeadError:
                 self.shutdown()
                 raise

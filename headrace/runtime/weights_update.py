@@ -66,10 +66,11 @@ def check_same_forms(files: ModelFiles, running: StoredForms, found: StoredForms
 
 
 @contextlib.contextmanager
-def replacing(files: ModelFiles, *, is_intact: bool) -> Iterator[None]:
+def replacing(where: object, *, is_intact: bool) -> Iterator[None]:
     """What fails inside says what has become of the engine.
 
     Args:
+        where: the new weights' folder or file.
         is_intact: the old weights are there and go on after a failure.
 
     Raises: CheckpointError, ConfigError, DeviceMemoryError while they are; EngineDeadError when they are gone.
@@ -77,14 +78,14 @@ def replacing(files: ModelFiles, *, is_intact: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        where = f"the weights of {files.source.path} could not be loaded ({type(error).__name__}: {error})"
+        what = f"the weights of {where!s:.200} could not be loaded ({type(error).__name__}: {error!s:.500})"
         if not is_intact:
             raise EngineDeadError(
-                f"{where}, and the old ones are gone, since the device had no room for both: start the engine again"
+                f"{what}, and the old ones are gone, since the device had no room for both: start the engine again"
             ) from error
         if isinstance(error, HeadraceError):
             raise
-        raise CheckpointError(f"{where}; the old ones go on") from error
+        raise CheckpointError(f"{what}; the old ones go on") from error
 
 
 def _check_same_model(running: ModelArchitecture, files: ModelFiles) -> None:

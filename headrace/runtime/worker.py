@@ -231,10 +231,11 @@ class Worker:
 
         Raises: CheckpointError for files that are missing or damaged; ConfigError for another model.
         """
-        files = replacement_of(self._files, model)
-        dtype = self._platform.resolve_dtype(files.config.dtype, files.arch.torch_dtype)
-        check_same_type(files, self.dtype, dtype)
-        check_same_forms(files, self._weight_forms, forms_of(self._loader.open(files)))
+        with replacing(model or self._files.source.path, is_intact=True):
+            files = replacement_of(self._files, model)
+            dtype = self._platform.resolve_dtype(files.config.dtype, files.arch.torch_dtype)
+            check_same_type(files, self.dtype, dtype)
+            check_same_forms(files, self._weight_forms, forms_of(self._loader.open(files)))
 
     def update_weights(self, model: str | None) -> None:
         """Replace the weights, between steps; requests' states and KV memory stay. The new ones are loaded before the
@@ -243,16 +244,18 @@ class Worker:
         Raises: CheckpointError, ConfigError, DeviceMemoryError while the old weights are intact and go on;
             EngineDeadError when they are gone: the worker is of no use any more.
         """
-        runner, files = self._runner, replacement_of(self._files, model)
+        runner = self._runner
         assert runner is not None, "the worker was shut down"
+        with replacing(model or self._files.source.path, is_intact=True):
+            files = replacement_of(self._files, model)
         has_room = self._platform.available_memory_bytes() > ROOM_FOR_NEW * self._memory.planned["weights"]
         with self._stages.time("weights update"):
             if not has_room:
                 self._model = None
                 runner.let_go()
-            with replacing(files, is_intact=has_room), self._memory.watching("weights"):
+            with replacing(files.source.path, is_intact=has_room), self._memory.watching("weights"):
                 new = self._loader.load(files)
-            with replacing(files, is_intact=False):
+            with replacing(files.source.path, is_intact=False):
                 self._take(files, new)
                 self._install(new.model, runner)
         self.loaded_memory_bytes = self._platform.used_memory_bytes()

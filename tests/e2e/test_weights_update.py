@@ -96,6 +96,25 @@ def test_answers_are_those_of_an_engine_that_was_started_with_the_weights(
         assert answers_of(llm) == of_a
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"num_kv_blocks": None}, {"quantization": "int8"}], ids=str)
+def test_on_a_gpu(folders: dict[str, Path], options: dict[str, Any]) -> None:
+    """Graphs are made anew; where KV memory takes all there is, the old weights leave first."""
+    options = {"device": "cuda", "dtype": "bfloat16", **options}
+    of_a, of_b = fresh_answers(folders["a"], **options), fresh_answers(folders["b"], **options)
+    with llm_of(folders["a"], **options) as llm:
+        for _ in range(3):
+            answers_of(llm)
+        used = worker_of(llm)._platform.used_memory_bytes()
+        for folder, expected in (("b", of_b), ("a", of_a), ("b", of_b)):
+            llm.update_weights(folders[folder])
+            first = outputs_of(llm)
+            assert not any(output.num_cached_tokens for output in first)
+            assert [output.outputs[0].token_ids for output in first] == expected
+            answers_of(llm)
+        assert worker_of(llm)._platform.used_memory_bytes() < used + (8 << 20)
+
+
 @pytest.mark.parametrize("kernels", ["native", "reference"])
 @pytest.mark.parametrize("has_room", [True, False])
 def test_the_old_model_is_let_go_of(
@@ -204,9 +223,10 @@ def test_other_models_and_damaged_files_are_refused_and_the_old_weights_go_on(
             (bare, CheckpointError, "bare"),
             (tmp_path / "nowhere", CheckpointError, "nowhere"),
             (Path("some/model"), ConfigError, "download it first"),
+            (Path("some", "m" * 5000), CheckpointError, "the old ones go on"),
         ]:
             with pytest.raises(error, match=words):
-                llm.update_weights(str(folder))
+                llm.update_weights(folder)
         assert any(output.num_cached_tokens for output in outputs_of(llm)), (
             "the cache was forgotten for nothing"
         )
