@@ -278,9 +278,9 @@ class EngineCore:
         self._check_alive()
         while self._in_flight and not self._families:
             self._take_in_oldest()  # steps that only results of finished requests come from
-        if self._families or self.scheduler.lifecycle.requests:
+        if num_unfinished := max(len(self._families), len(self.scheduler.lifecycle.requests)):
             raise RequestError(
-                f"{len(self._families)} requests are unfinished, and their answers would be of two models; wait for "
+                f"{num_unfinished} requests are unfinished, and their answers would be of two models; wait for "
                 "them or abort them, then update the weights",
                 code=REQUESTS_UNFINISHED,
             )

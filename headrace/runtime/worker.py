@@ -249,15 +249,14 @@ class Worker:
         with replacing(model or self._files.source.path, is_intact=True):
             files = replacement_of(self._files, model)
         has_room = self._platform.available_memory_bytes() > ROOM_FOR_NEW * self._memory.planned["weights"]
-        with self._stages.time("weights update"):
-            if not has_room:
-                self._model = None
-                runner.let_go()
-            with replacing(files.source.path, is_intact=has_room), self._memory.watching("weights"):
-                new = self._loader.load(files)
-            with replacing(files.source.path, is_intact=False):
-                self._take(files, new)
-                self._install(new.model, runner)
+        if not has_room:
+            self._model = None
+            runner.let_go()
+        with replacing(files.source.path, is_intact=has_room), self._memory.watching("weights"):
+            new = self._loader.load(files)
+        with replacing(files.source.path, is_intact=False):
+            self._take(files, new)
+            self._install(new.model, runner)
         self.loaded_memory_bytes = self._platform.used_memory_bytes()
         logger.info("the weights are those of %s now", files.source.path)
 
