@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpCall, OpPlan, record
 from headrace.kernels.quantized_cache import KV_FORMATS
 from headrace.kernels.registry import Ops
+from headrace.kernels.triton import decode_stack
 from headrace.kernels.triton.decode_stack import DecodeStack, LayerTensors, divide
 from headrace.kernels.triton.fusion import fuse
 from headrace.kernels.triton.rank_exchange import RankExchange, Ranks
@@ -226,6 +228,27 @@ def test_other_plans_are_left_alone() -> None:
 def test_shares_cover_the_matrix_and_fill_the_device(n: int, k: int, matrices: int) -> None:
     share = divide(n, k, 132, matrices)
     assert share.num_tiles * share.block_n >= n and -(-k // share.block_k) * share.block_k >= k
+
+
+@pytest.mark.parametrize(
+    ("arch", "shared_bytes", "has_ring"), [(75, 64 << 10, False), (86, 99 << 10, True), (90, 227 << 10, True)]
+)
+def test_which_gpus_stream_weights(
+    monkeypatch: pytest.MonkeyPatch, arch: int, shared_bytes: int, has_ring: bool
+) -> None:
+    """Those that can copy in the background; how far ahead, their shared memory says."""
+    monkeypatch.setattr(decode_stack, "INTERPRETED", False)
+    monkeypatch.setattr(decode_stack, "architecture", lambda: arch)
+    monkeypatch.setattr(decode_stack, "max_shared_bytes", lambda device: shared_bytes)
+    empty = partial(torch.empty, dtype=torch.bfloat16, device="meta")
+    layer = SimpleNamespace(
+        qkv=empty(4096, 1024), output=empty(1024, 2048), gate_up=empty(6144, 1024), down=empty(1024, 3072)
+    )
+    tiles = decode_stack.ring_tiles(layer, 132)  # type: ignore[arg-type]
+    assert (tiles is not None) == has_ring
+    if tiles is not None:
+        num_bytes = 2 * (tiles.num_slots * tiles.num_rows * tiles.block_k + 4096)
+        assert 0.5 * shared_bytes < num_bytes <= shared_bytes
 
 
 def test_a_quantized_cache_is_no_stack() -> None:

@@ -16,7 +16,13 @@ import triton
 
 from headrace.kernels.triton.decode_stack_config import StackConfig
 from headrace.kernels.triton.decode_stack_kernel import decode_stack_kernel
-from headrace.kernels.triton.launch import INTERPRETED, compile_ahead, max_shared_bytes, num_multiprocessors
+from headrace.kernels.triton.launch import (
+    INTERPRETED,
+    architecture,
+    compile_ahead,
+    max_shared_bytes,
+    num_multiprocessors,
+)
 from headrace.kernels.triton.rank_exchange import RankExchange, Ranks
 from headrace.kernels.triton.ring_stack_kernel import ring_stack_kernel
 from headrace.kernels.triton.row_product import Share
@@ -28,6 +34,8 @@ _BLOCK_KEYS = 16 if INTERPRETED else 64
 _MIN_DOT_ROWS = 16
 _MAX_SPLITS = 32
 _ALIGNMENT = 16
+_RING_ARCH = 80
+"""From here on copies into shared memory run beside the program, and products take bf16."""
 _OTHER_BYTES = 14 << 10
 """Of shared memory, for what the ring's kernel passes between threads."""
 
@@ -209,7 +217,7 @@ def _shares(layer: LayerTensors, num_programs: int) -> tuple[Share, Share, Share
 
 def ring_tiles(layer: LayerTensors, num_programs: int) -> RingConfig | None:
     """The tiles of the kernel with a ring; None: they do not suit the layer's sizes, or the device."""
-    if INTERPRETED:
+    if INTERPRETED or architecture() < _RING_ARCH:
         return None
     hidden, num_inner = layer.down.shape
     outputs = (layer.qkv.shape[0], hidden, num_inner, hidden)
