@@ -92,6 +92,12 @@ class CostModel:
         """True once enough steps were seen for ``predict_ms`` to mean something."""
         return self.num_observations >= _MIN_OBSERVATIONS
 
+    @property
+    def knows_prompts(self) -> bool:
+        """True once enough steps of more than ``_HINGES`` tokens were seen: decodes and short rests of prompts do not
+        tell what a prompt's tokens cost."""
+        return self._num_long_observations >= _MIN_OBSERVATIONS
+
     def observe(self, features: StepFeatures, elapsed_ms: float) -> None:
         """Learn from a measured step; steps without a time are ignored."""
         if elapsed_ms <= 0 or not features.num_tokens:
@@ -135,9 +141,9 @@ class CostModel:
         """Prompt tokens whose computing, in a step that has more than ``_HINGES`` tokens anyhow, takes as long as the
         smallest step (one token of one request); infinite if such tokens were seen to cost nothing.
 
-        None until enough steps of so many tokens were seen: decodes alone do not tell what a prompt's tokens cost.
+        None before it ``knows_prompts``.
         """
-        if self._num_long_observations < _MIN_OBSERVATIONS:
+        if not self.knows_prompts:
             return None
         fixed_ms = self._usual_ms(_SMALLEST_STEP)
         _, per_token, _, _, per_read, per_pair, *_ = self._coefficients

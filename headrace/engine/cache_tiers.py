@@ -49,7 +49,7 @@ def make_tiers(
     disk = None if sharing.disk_cache_path is None else open_disk()
 
     def recompute_ms(start: int, num_tokens: int) -> float:
-        if not cost_model.is_fitted:
+        if not cost_model.knows_prompts:  # loading is the better guess
             return 0.0
         features = StepFeatures()
         features.add(start, num_tokens, samples=False)

@@ -43,6 +43,20 @@ def control_in(**fields: Any) -> Any:
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
+def without_controls(item: Any) -> Any:
+    """The same part of a request without ``cache_control``, which templates must not see: it would be text of the
+    prompt, and another time to live another prompt."""
+    if isinstance(item, list):
+        return [without_controls(part) for part in item]
+    if not isinstance(item, dict):
+        return item
+    return {
+        name: without_controls(part) if name in _CARRIERS else part
+        for name, part in item.items()
+        if name != "cache_control"
+    }
+
+
 def _ttl_of(control: Any, where: str) -> float:
     """Seconds that a ``cache_control`` object asks for. Raises ApiError 400."""
     if not isinstance(control, dict):

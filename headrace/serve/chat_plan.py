@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.engine.prompts import ParsedPrompt
 from headrace.sampling_params import SamplingParams
+from headrace.serve.cache_control import without_controls
 from headrace.serve.errors import bad_request
 from headrace.serve.protocol import ChatRequest
 from headrace.serve.settings import ServerConfig
@@ -55,7 +56,12 @@ class ChatPlan:
 
     def put(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         """Messages and tools for the chat template. Raises RequestError for malformed messages."""
-        tools = [dict(tool.given) for tool in self.use.tools] if self._reads_calls and self.use else []
+        messages = without_controls(messages)
+        tools = (
+            [without_controls(dict(tool.given)) for tool in self.use.tools]
+            if self._reads_calls and self.use
+            else []
+        )
         if self.is_native:
             return messages, tools or None
         return with_tools_in_words(messages, tools, self.form, self.takes_system), None

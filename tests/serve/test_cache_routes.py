@@ -11,6 +11,7 @@ import pytest
 
 from headrace.config import ModelConfig
 from headrace.engine.front_end import FrontEnd
+from headrace.serve.cache_control import without_controls
 from headrace.serve.cache_routes import CachePrompt, _parse, reset_cache
 from headrace.serve.chat_plan import plan_chat
 from headrace.serve.context import tokenizer_of
@@ -112,6 +113,18 @@ def test_a_control_anywhere_pins_the_prompt(masked: LaunchedServer, place: int) 
     where, (path, body) = carriers(HOUR)[place]
     post(masked, path, **body)
     assert masked.http.get("/cache").json()["num_pins"] == 1, (path, where)
+    post(masked, "/cache/reset")
+
+
+@pytest.mark.parametrize("place", range(len(carriers(None))))
+def test_a_control_is_no_text_of_the_prompt(masked: LaunchedServer, place: int) -> None:
+    _, (path, body) = carriers(HOUR)[place]
+    counted = []
+    for fields in (body, without_controls(body)):
+        post(masked, "/cache/reset")
+        usage = post(masked, path, **fields)["usage"]
+        counted.append(usage.get("prompt_tokens", usage.get("input_tokens")))
+    assert counted[0] == counted[1] is not None
     post(masked, "/cache/reset")
 
 
