@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -17,14 +19,7 @@ CPU = torch.device("cpu")
 
 def items_of(plan: AttentionPlan) -> set[tuple[int, ...]]:
     """Items with their rows; their order is no part of what a plan means."""
-    names = (
-        "item_request",
-        "item_kv_start",
-        "item_kv_end",
-        "item_row_start",
-        "item_num_rows",
-        "item_partial_start",
-    )
+    names = [field.name for field in fields(AttentionPlan) if field.name.startswith("item_")]
     return set(zip(*(getattr(plan, name).tolist() for name in names), strict=True))
 
 

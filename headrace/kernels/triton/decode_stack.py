@@ -92,13 +92,14 @@ class DecodeStack:
         first = layers[0]
         self._layers = layers  # keeps the tensors alive
         self._eps, self._scale = eps, scale
-        self._exchange = exchange
         device, dtype = first.qkv.device, first.qkv.dtype
         self._num_programs = _num_programs(device, exchange)
         self._config = _config(layers, heads, kind, self._num_programs)
         self._ring = ring_tiles(first, self._num_programs)
         assert self._ring is not None or exchange is None, "only the kernel with a ring knows of ranks"
+        self._shares = _shares(first, self._num_programs) if self._ring is None else ()
         self._places = _places(layers).to(device)
+        self._exchange = exchange or RankExchange(Ranks(), self._places, self._places, self._num_programs)
         config = self._config
         rows = heads[1] * config.max_splits * config.block_m
         self._partials = torch.empty((rows, config.head_dim), dtype=torch.float32, device=device)
@@ -163,11 +164,9 @@ class DecodeStack:
         )  # fmt: skip
         numbers = (first.k_cache.stride(0), self._scale, self._eps, self._config)
         if ring is None:
-            shares = _shares(first, self._num_programs)
-            return decode_stack_kernel, (*vectors, self._normed, *tensors, *numbers, *shares)
-        exchange = self._exchange or RankExchange(Ranks(), self._places, self._places, self._num_programs)
-        shared = (exchange.parts, exchange.arrivals)
-        return ring_stack_kernel, (*vectors, *tensors, *shared, *numbers, ring, exchange.ranks)
+            return decode_stack_kernel, (*vectors, self._normed, *tensors, *numbers, *self._shares)
+        shared = (self._exchange.parts, self._exchange.arrivals)
+        return ring_stack_kernel, (*vectors, *tensors, *shared, *numbers, ring, self._exchange.ranks)
 
 
 def _num_programs(device: torch.device, exchange: RankExchange | None) -> int:
@@ -200,7 +199,6 @@ def _config(
         block_m=max(triton.next_power_of_2(num_heads // num_kv_heads), _MIN_DOT_ROWS),
         block_keys=_BLOCK_KEYS,
         max_splits=min(max(num_programs // num_kv_heads, 1), _MAX_SPLITS),
-        num_inner=first.down.shape[1],
     )
 
 
@@ -222,8 +220,7 @@ def ring_tiles(layer: LayerTensors, num_programs: int) -> RingConfig | None:
     hidden, num_inner = layer.down.shape
     outputs = (layer.qkv.shape[0], hidden, num_inner, hidden)
     inputs = (hidden, layer.output.shape[1], hidden, num_inner)
-    num_bytes = max_shared_bytes(layer.qkv.device) - _OTHER_BYTES - 2 * triton.next_power_of_2(max(inputs))
-    return ring_config(outputs, inputs, num_programs, num_bytes)
+    return ring_config(outputs, inputs, num_programs, max_shared_bytes(layer.qkv.device) - _OTHER_BYTES)
 
 
 def divide(n: int, k: int, num_programs: int, num_matrices: int = 1) -> Share:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.kernels.triton.stack_places import NUM_PLACES
+import triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +23,16 @@ class StackConfig:
     block_m: int
     block_keys: int
     max_splits: int
-    num_inner: int
 
     @property
     def block_hidden(self) -> int:
         """Hidden size rounded up to a power of two."""
-        return 1 << (self.hidden - 1).bit_length()
-
-    @property
-    def block_inputs(self) -> int:
-        """The most inputs that a product has, rounded up to a power of two."""
-        most = max(self.hidden, self.num_inner, self.num_heads * self.head_dim)
-        return 1 << (most - 1).bit_length()
-
-    @property
-    def num_places(self) -> int:
-        """Columns of the table of places."""
-        return NUM_PLACES
+        return int(triton.next_power_of_2(self.hidden))
 
     @property
     def block_splits(self) -> int:
         """Splits rounded up to a power of two."""
-        return 1 << (self.max_splits - 1).bit_length()
+        return int(triton.next_power_of_2(self.max_splits))
 
     @property
     def group(self) -> int:
@@ -54,7 +42,7 @@ class StackConfig:
     @property
     def block_group(self) -> int:
         """Query heads of one KV head, rounded up to a power of two."""
-        return 1 << (self.group - 1).bit_length()
+        return int(triton.next_power_of_2(self.group))
 
     @property
     def half(self) -> int:

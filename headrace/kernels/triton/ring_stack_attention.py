@@ -137,6 +137,70 @@ def _unit(index, length, C: gl.constexpr):
 
 
 @gluon.jit
+def _turned_heads(qkv_ptr, kv_head, norms, cos, sin, eps, C: gl.constexpr):
+    """([M, D/2], [M, D/2], [D/2], [D/2]): the halves of a KV head's queries and of its new key, normed and rotated."""
+    dtype: gl.constexpr = qkv_ptr.dtype.element_ty
+    q_first, q_second = _load_queries(qkv_ptr, kv_head, C)
+    k_first, k_second = load_halves(qkv_ptr + (C.num_heads + kv_head) * C.head_dim, C)
+    if C.has_qk_norm:
+        q_1, q_2, k_1, k_2 = norms
+        squares = gl.sum(q_first * q_first + q_second * q_second, axis=1)
+        inverse = gl.rsqrt(squares / C.head_dim + eps)[:, None]
+        q_first, q_second = q_first * inverse * q_1[None, :], q_second * inverse * q_2[None, :]
+        squares = gl.sum(k_first * k_first + k_second * k_second, axis=0)
+        inverse = gl.rsqrt(squares / C.head_dim + eps)
+        k_first, k_second = k_first * inverse * k_1, k_second * inverse * k_2
+    q_first, q_second = _turned(q_first, q_second, cos[None, :], sin[None, :], dtype)
+    k_first, k_second = _turned(k_first, k_second, cos, sin, dtype)
+    return q_first, q_second, k_first, k_second
+
+
+@gluon.jit
+def _own_start(q_first, q_second, k_first, k_second, new_v, is_last, scale, C: gl.constexpr):
+    """(top [M], total [M], acc [M, D]) before any old key: those of the token's own, if the split is the last."""
+    score = q_first.to(gl.float32) * k_first.to(gl.float32)[None, :]
+    score += q_second.to(gl.float32) * k_second.to(gl.float32)[None, :]
+    score = gl.convert_layout(gl.sum(score, axis=1), gl.SliceLayout(1, SCORES)) * scale
+    own = gl.where(is_last, 1.0, 0.0)
+    total = gl.full([C.block_m], 0.0, gl.float32, gl.SliceLayout(1, SCORES)) + own
+    acc = gl.full([C.block_m, C.head_dim], 0.0, gl.float32, SCORES) + (new_v.to(gl.float32) * own)[None, :]
+    return gl.where(is_last, score, _HIDDEN), total, acc
+
+
+@gluon.jit
+def _put(
+    top,
+    total,
+    acc,
+    kv_head,
+    split,
+    num_splits,
+    partials_ptr,
+    log_sums_ptr,
+    tickets_ptr,
+    out_ptr,
+    C: gl.constexpr,
+):
+    """Store a unit's result; of several splits the last to come merges them all."""
+    row = gl.arange(0, C.block_m, layout=gl.SliceLayout(1, SCORES))
+    col = gl.arange(0, C.head_dim, layout=gl.SliceLayout(0, SCORES))[None, :]
+    result = acc / total[:, None]
+    is_query = (row < C.group)[:, None]
+    if num_splits == 1:
+        target = out_ptr + (kv_head * C.group + row)[:, None] * C.head_dim + col
+        gl.store(target, result.to(out_ptr.dtype.element_ty), mask=is_query)
+    else:
+        place = (kv_head * C.max_splits + split) * C.block_m + row
+        gl.store(partials_ptr + place[:, None] * C.head_dim + col, result, mask=is_query)
+        gl.store(log_sums_ptr + place, top + gl.log2(total), mask=row < C.group)
+        _barrier()
+        if gl.atomic_add(tickets_ptr + kv_head, 1, sem="acq_rel") == num_splits - 1:
+            _barrier()
+            _merge(partials_ptr, log_sums_ptr, kv_head, num_splits, out_ptr, C)
+            gl.store(tickets_ptr + kv_head, 0)
+
+
+@gluon.jit
 def attend_units(
     k_first, k_second, v, qkv_ptr, norms, k_ptr, v_ptr, table_ptr, cos, sin, length, slot, block_stride, scale, eps,
     partials_ptr, log_sums_ptr, tickets_ptr, out_ptr, C: gl.constexpr,
@@ -146,69 +210,35 @@ def attend_units(
     ``k_first``, ``k_second`` and ``v`` are the first keys and values of this program's first unit. norms: the halves of
     the queries' and the keys' norm weights.
     """
-    HALF: gl.constexpr = rows_of(C.half)
-    dtype: gl.constexpr = qkv_ptr.dtype.element_ty
-    row = gl.arange(0, C.block_m, layout=gl.SliceLayout(1, SCORES))
     col = gl.arange(0, C.head_dim, layout=gl.SliceLayout(0, SCORES))
-    half = gl.arange(0, C.half, layout=gl.SliceLayout(0, HALF))
+    half = gl.arange(0, C.half, layout=gl.SliceLayout(0, rows_of(C.half)))
     _, _, _, num_splits = _unit(0, length, C)
     for unit in range(gl.program_id(0), num_splits * C.num_kv_heads, gl.num_programs(0)):
         kv_head, first, end, _ = _unit(unit, length, C)
-        is_last = unit // C.num_kv_heads == num_splits - 1
-        new_value_ptr = qkv_ptr + (C.num_heads + C.num_kv_heads + kv_head) * C.head_dim
-        q_first, q_second = _load_queries(qkv_ptr, kv_head, C)
-        new_first, new_second = load_halves(qkv_ptr + (C.num_heads + kv_head) * C.head_dim, C)
-        new_v = gl.load(new_value_ptr + col)
-        if C.has_qk_norm:
-            q_1, q_2, k_1, k_2 = norms
-            squares = gl.sum(q_first * q_first + q_second * q_second, axis=1)
-            inverse = gl.rsqrt(squares / C.head_dim + eps)[:, None]
-            q_first, q_second = q_first * inverse * q_1[None, :], q_second * inverse * q_2[None, :]
-            squares = gl.sum(new_first * new_first + new_second * new_second, axis=0)
-            inverse = gl.rsqrt(squares / C.head_dim + eps)
-            new_first, new_second = new_first * inverse * k_1, new_second * inverse * k_2
-        q_first, q_second = _turned(q_first, q_second, cos[None, :], sin[None, :], dtype)
-        new_first, new_second = _turned(new_first, new_second, cos, sin, dtype)
-        score = q_first.to(gl.float32) * new_first.to(gl.float32)[None, :]
-        score += q_second.to(gl.float32) * new_second.to(gl.float32)[None, :]
-        score = gl.convert_layout(gl.sum(score, axis=1), gl.SliceLayout(1, SCORES)) * (scale * _LOG2_E)
-        q_first, q_second = gl.convert_layout(q_first, LEFT), gl.convert_layout(q_second, LEFT)
-        own = gl.where(is_last, 1.0, 0.0)
-        top = gl.where(is_last, score, _HIDDEN)
-        total = gl.full([C.block_m], 0.0, gl.float32, gl.SliceLayout(1, SCORES)) + own
-        acc = (
-            gl.full([C.block_m, C.head_dim], 0.0, gl.float32, SCORES) + (new_v.to(gl.float32) * own)[None, :]
+        split = unit // C.num_kv_heads
+        is_last = split == num_splits - 1
+        new_v = gl.load(qkv_ptr + (C.num_heads + C.num_kv_heads + kv_head) * C.head_dim + col)
+        q_first, q_second, new_first, new_second = _turned_heads(qkv_ptr, kv_head, norms, cos, sin, eps, C)
+        top, total, acc = _own_start(
+            q_first, q_second, new_first, new_second, new_v, is_last, scale * _LOG2_E, C
         )
+        q_first, q_second = gl.convert_layout(q_first, LEFT), gl.convert_layout(q_second, LEFT)
         offset = kv_head * C.head_stride
         for start in range(first, end, C.block_keys):
             top, total, acc = _attend(
                 q_first, q_second, k_first, k_second, v, start, end, top, total, acc, scale * _LOG2_E, C
             )
-            if start + C.block_keys < end:
+            following = start + C.block_keys
+            if following < end:
                 k_first, k_second, v = as_operands(
-                    *_load_keys(
-                        k_ptr + offset, v_ptr + offset, table_ptr, start + C.block_keys, end, block_stride, C
-                    )
+                    *_load_keys(k_ptr + offset, v_ptr + offset, table_ptr, following, end, block_stride, C)
                 )
         if is_last & (slot >= 0):
             place = (slot // C.block_size) * block_stride + (slot % C.block_size) * C.head_dim + offset
             gl.store(k_ptr + place + half, new_first)
             gl.store(k_ptr + place + C.half + half, new_second)
             gl.store(v_ptr + place + col, new_v)
-        result = acc / total[:, None]
-        is_query = (row < C.group)[:, None]
-        if num_splits == 1:
-            target = out_ptr + (kv_head * C.group + row)[:, None] * C.head_dim + col[None, :]
-            gl.store(target, result.to(out_ptr.dtype.element_ty), mask=is_query)
-        else:
-            place = (kv_head * C.max_splits + unit // C.num_kv_heads) * C.block_m + row
-            gl.store(partials_ptr + place[:, None] * C.head_dim + col[None, :], result, mask=is_query)
-            gl.store(log_sums_ptr + place, top + gl.log2(total), mask=row < C.group)
-            _barrier()
-            if gl.atomic_add(tickets_ptr + kv_head, 1, sem="acq_rel") == num_splits - 1:
-                _barrier()
-                _merge(partials_ptr, log_sums_ptr, kv_head, num_splits, out_ptr, C)
-                gl.store(tickets_ptr + kv_head, 0)
+        _put(top, total, acc, kv_head, split, num_splits, partials_ptr, log_sums_ptr, tickets_ptr, out_ptr, C)
         if unit + gl.num_programs(0) < num_splits * C.num_kv_heads:
             k_first, k_second, v = as_operands(
                 *load_unit(k_ptr, v_ptr, table_ptr, unit + gl.num_programs(0), length, block_stride, C)

@@ -9,6 +9,7 @@ Legend: E hidden size, I inner size, H query heads, K KV heads, G = H / K, D hea
 
 from __future__ import annotations
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -31,12 +32,6 @@ _NORM_1, _NORM_2 = gl.constexpr(int(Place.NORM_1)), gl.constexpr(int(Place.NORM_
 _Q_NORM, _K_NORM = gl.constexpr(int(Place.Q_NORM)), gl.constexpr(int(Place.K_NORM))
 _BIAS = gl.constexpr(int(Place.BIAS))
 ROW = gl.constexpr(gl.BlockedLayout([8], [32], [NUM_WARPS], [0]))
-
-
-@gluon.constexpr_function
-def power_of_2(number):
-    """The next one."""
-    return 1 << (number - 1).bit_length()
 
 
 @gluon.jit
@@ -89,7 +84,7 @@ def _norm(x_ptr, part_ptrs, has_parts, sum_ptr, weight, x_view, eps, C: gl.const
 @gluon.jit
 def _stage(x_ptr, x_view, LENGTH: gl.constexpr):
     """x_view = x, zeros behind it."""
-    PADDED: gl.constexpr = power_of_2(LENGTH)
+    PADDED: gl.constexpr = triton.next_power_of_2(LENGTH)
     col = gl.arange(0, PADDED, layout=ROW)
     x_view.slice(0, PADDED).store(gl.load(x_ptr + col, mask=col < LENGTH, other=0.0))
 
@@ -140,7 +135,7 @@ def ring_stack_kernel(
     second_outs, second_parts = _part_pointers(parts_ptr, hidden_ptr, 1, C, X)
     all_counters = _addresses(arrivals_ptr, 0, counters_ptr.dtype, X.size)
     ring = make_ring(weights_ptr.dtype.element_ty, R)
-    x_view = gl.allocate_shared_memory(weights_ptr.dtype.element_ty, [C.block_inputs], FLAT)
+    x_view = gl.allocate_shared_memory(weights_ptr.dtype.element_ty, [R.block_inputs], FLAT)
     counts = (count_tiles(0, R), count_tiles(1, R), count_tiles(2, R), count_tiles(3, R))
     flow = (ring, x_view, counts, weights_ptr, places_ptr)
     taken = program * 0

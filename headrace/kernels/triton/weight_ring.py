@@ -14,13 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from headrace.kernels.triton.stack_places import NUM_PLACES
+
 NUM_WARPS = 8
-_ALIGNMENT = 16
-_UNIT = gl.constexpr(_ALIGNMENT)
+_ALIGNMENT, _NUMBER_BYTES = 16, 2
+_UNIT, _NUM_PLACES = gl.constexpr(_ALIGNMENT), gl.constexpr(NUM_PLACES)
 _copy = (
     getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 )  # renamed in Triton 3.8
@@ -47,9 +50,18 @@ class RingConfig:
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
 
+    @property
+    def block_inputs(self) -> int:
+        """The most inputs that a product has, rounded up to a power of two."""
+        return int(triton.next_power_of_2(max(self.inputs)))
+
     def lines(self, part: int) -> int:
         """Outputs of a tile."""
         return self.num_rows // 2 if part == 2 else self.num_rows
+
+    def units(self, part: int) -> int:
+        """Inputs in units of 16, whose multiples Triton knows to be aligned."""
+        return self.inputs[part] // _ALIGNMENT
 
     def rounds(self, part: int) -> int:
         """Tiles side by side."""
@@ -69,13 +81,14 @@ def ring_config(
 ) -> RingConfig | None:
     """The tiles of 16-bit weights with which the busiest program has least to do; None: none fits the sizes.
 
-    num_bytes: of shared memory for the ring.
+    num_bytes: of shared memory for the ring and for the inputs of a product.
     """
     best: RingConfig | None = None
+    ring_bytes = num_bytes - _NUMBER_BYTES * triton.next_power_of_2(max(inputs))
     for num_rows in (16, 8):
         for block_k in (1024, 512, 256):
-            size = 2 * num_rows * block_k
-            config = RingConfig(num_rows, block_k, num_bytes // size, tuple(outputs), tuple(inputs))
+            size = _NUMBER_BYTES * num_rows * block_k
+            config = RingConfig(num_rows, block_k, ring_bytes // size, tuple(outputs), tuple(inputs))
             fits = all(k % block_k == 0 for k in inputs) and config.num_slots >= 3
             if fits and (best is None or _work(config, num_programs) < 0.98 * _work(best, num_programs)):
                 best = config
@@ -113,7 +126,7 @@ def ask_next(ring, place, counts, weights_ptr, places_ptr, C: gl.constexpr, R: g
     """
     slot, layer, part, tile, round, offset, next_offset = place
     HALF: gl.constexpr = R.num_rows // 2
-    k = _select(part, R.inputs[0] // 16, R.inputs[1] // 16, R.inputs[2] // 16, R.inputs[3] // 16) * _UNIT
+    k = _select(part, R.units(0), R.units(1), R.units(2), R.units(3)) * _UNIT
     n = _select(part, R.outputs[0], R.outputs[1], R.outputs[2], R.outputs[3])
     is_pair = part == 2
     line = gl.arange(0, R.num_rows, layout=gl.SliceLayout(1, TILE))
@@ -156,13 +169,13 @@ def first_place(zero, places_ptr, C: gl.constexpr):
 def _offset(places_ptr, layer, part, C: gl.constexpr):
     """Where a part's matrix begins, in units of 16 elements; of the last layer's behind it."""
     layer = gl.minimum(layer + part // 4, C.num_layers - 1)
-    return gl.load(places_ptr + layer * C.num_places + part % 4) // _UNIT
+    return gl.load(places_ptr + layer * _NUM_PLACES + part % 4) // _UNIT
 
 
 @gluon.jit
-def _columns(x_view, round, C: gl.constexpr, R: gl.constexpr):
+def _columns(x_view, round, R: gl.constexpr):
     """fp32 [block_k]: what a round multiplies."""
-    rows = x_view._reinterpret(x_view.dtype, [C.block_inputs // R.block_k, R.block_k], FLAT)
+    rows = x_view._reinterpret(x_view.dtype, [R.block_inputs // R.block_k, R.block_k], FLAT)
     return rows.index(round).load(gl.SliceLayout(0, TILE)).to(gl.float32)
 
 
@@ -185,7 +198,7 @@ def product(
             w = ring.index(slot).load(TILE)
             place = ask_next(ring, place, counts, weights_ptr, places_ptr, C, R)
             slot = gl.where(slot == R.num_slots - 1, 0, slot + 1)
-            x = _columns(x_view, round, C, R)
+            x = _columns(x_view, round, R)
             eight = (w.to(gl.float32) * x[None, :]).reshape([R.num_rows, R.block_k // 8, 8])
             eight = gl.convert_layout(eight, EIGHTS, assert_trivial=True)
             acc += gl.convert_layout(gl.sum(eight, axis=2), PARTIAL)
