@@ -75,6 +75,13 @@ class EngineDeadError(HeadraceError):
     """The engine has stopped; ``__cause__`` or the message holds why."""
 
 
+def error_class(name: str) -> type[HeadraceError] | None:
+    """The class below ``HeadraceError`` of that name, as it came over a wire; None: there is none."""
+    found = globals().get(name)
+    is_ours = isinstance(found, type) and issubclass(found, HeadraceError) and found is not HeadraceError
+    return found if is_ours else None
+
+
 def _rebuild_request_error(
     cls: type[RequestError], message: str, param: str | None, code: str | None
 ) -> RequestError:

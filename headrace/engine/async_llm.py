@@ -13,20 +13,19 @@ from typing import Any
 from headrace.config import EngineConfig
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest, ErrorKind
 from headrace.core.timeline import Timeline
-from headrace.engine.client import EngineCoreClient, refusal_error, weights_error
+from headrace.engine.client import EngineCoreClient, refusal_error
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.input_processor import ProcessedInput
 from headrace.engine.mailbox import Mailbox
 from headrace.engine.messages import (
     CacheCall,
-    CacheReply,
+    CallReply,
     CoreReady,
     CoreSpec,
     LoadProgress,
     Refusal,
     StepNews,
     UpdateWeights,
-    WeightsReply,
 )
 from headrace.engine.output_processor import RequestOutputKind
 from headrace.engine.process_client import ProcessClient
@@ -159,12 +158,7 @@ class AsyncLLM:
 
         Raises: RequestError for wrong arguments; what ended the engine.
         """
-        await self.wait_ready()
-        call = CacheCall(next(self._serial), action, arguments)
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._calls[call.call_id] = future
-        self._client.call_cache(call)
-        return await future
+        return await self._call(CacheCall(next(self._serial), action, arguments))
 
     async def update_weights(self, model: str | Path | None = None) -> None:
         """Replace the model's weights, as ``LLM.update_weights`` does. Requests that come meanwhile wait for them.
@@ -172,12 +166,7 @@ class AsyncLLM:
         Raises: RequestError while requests are unfinished; CheckpointError, ConfigError or DeviceMemoryError for
             weights that cannot be used, while the old ones go on; what ended the engine.
         """
-        await self.wait_ready()
-        call = UpdateWeights(next(self._serial), None if model is None else str(model))
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._calls[call.call_id] = future
-        self._client.update_weights(call)
-        await future
+        await self._call(UpdateWeights(next(self._serial), None if model is None else str(model)))
 
     async def shutdown(self, timeout_s: float = 5.0) -> None:
         """End the engine; requests still running fail with EngineDeadError. Calling twice is allowed."""
@@ -359,25 +348,15 @@ class AsyncLLM:
             self._front_end.outputs.end(refusal.request_id, "error", refusal.message)
             live.mailbox.fail(refusal_error(refusal))
 
-    def on_cache_reply(self, reply: CacheReply) -> None:
-        """Whoever asked is told."""
-        future = self._calls.pop(reply.call_id, None)
-        if future is None or future.done():
-            return
-        if reply.error is not None:
-            future.set_exception(RequestError(reply.error, param=reply.param))
-        else:
-            future.set_result(reply.result)
-
-    def on_weights_reply(self, reply: WeightsReply) -> None:
+    def on_call_reply(self, reply: CallReply) -> None:
         """Whoever asked is told."""
         future = self._calls.pop(reply.call_id, None)
         if future is None or future.done():
             return
         if reply.kind is not None:
-            future.set_exception(weights_error(reply))
+            future.set_exception(refusal_error(reply))
         else:
-            future.set_result({})
+            future.set_result(reply.result)
 
     def on_death(self, error: HeadraceError) -> None:
         """The core is gone: every reader is told."""
@@ -398,6 +377,14 @@ class AsyncLLM:
             if not future.done():
                 future.set_exception(error)
         self._calls.clear()
+
+    async def _call(self, call: CacheCall | UpdateWeights) -> dict[str, Any]:
+        """Ask the core, and wait for its answer."""
+        await self.wait_ready()
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._calls[call.call_id] = future
+        self._client.call(call)
+        return await future
 
     def _count(self, outputs: list[EngineCoreOutput]) -> None:
         num_tokens = 0

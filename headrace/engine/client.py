@@ -9,7 +9,7 @@ from headrace import errors
 from headrace.core.output import EngineCoreRequest
 from headrace.engine.messages import (
     CacheCall,
-    CacheReply,
+    CallReply,
     CoreFailed,
     CoreReady,
     FromCore,
@@ -17,7 +17,6 @@ from headrace.engine.messages import (
     Refusal,
     StepNews,
     UpdateWeights,
-    WeightsReply,
 )
 from headrace.errors import EngineDeadError, HeadraceError
 
@@ -37,11 +36,8 @@ class EngineListener(Protocol):
     def on_refusal(self, refusal: Refusal) -> None:
         """A request was not taken."""
 
-    def on_cache_reply(self, reply: CacheReply) -> None:
-        """The answer to a ``CacheCall``."""
-
-    def on_weights_reply(self, reply: WeightsReply) -> None:
-        """The answer to ``UpdateWeights``."""
+    def on_call_reply(self, reply: CallReply) -> None:
+        """The answer to a call."""
 
     def on_death(self, error: HeadraceError) -> None:
         """The core ended without being told to. Comes once; nothing comes after it."""
@@ -76,12 +72,8 @@ class EngineCoreClient(abc.ABC):
         """End one answer of a request, whose text met a stop string."""
 
     @abc.abstractmethod
-    def call_cache(self, call: CacheCall) -> None:
-        """Ask something of the prefix cache; the listener hears the reply. Raises EngineDeadError."""
-
-    @abc.abstractmethod
-    def update_weights(self, call: UpdateWeights) -> None:
-        """Have the weights replaced; the listener hears the reply. Raises EngineDeadError."""
+    def call(self, call: CacheCall | UpdateWeights) -> None:
+        """Ask something of the core; the listener hears the reply. Raises EngineDeadError."""
 
     @abc.abstractmethod
     def shutdown(self, timeout_s: float = 5.0) -> None:
@@ -100,10 +92,8 @@ class EngineCoreClient(abc.ABC):
             listener.on_step(message)
         elif isinstance(message, Refusal):
             listener.on_refusal(message)
-        elif isinstance(message, CacheReply):
-            listener.on_cache_reply(message)
-        elif isinstance(message, WeightsReply):
-            listener.on_weights_reply(message)
+        elif isinstance(message, CallReply):
+            listener.on_call_reply(message)
         elif isinstance(message, LoadProgress):
             listener.on_progress(message)
         elif isinstance(message, CoreReady):
@@ -120,25 +110,15 @@ class EngineCoreClient(abc.ABC):
 
 def failure_of(message: CoreFailed) -> HeadraceError:
     """The error that a core's last words describe: a user's mistake keeps its class, the rest is EngineDeadError."""
-    kind = getattr(errors, message.kind, None)
-    if isinstance(kind, type) and issubclass(kind, HeadraceError) and message.kind != "HeadraceError":
-        error: HeadraceError = kind(message.message)
-        return error
+    kind = errors.error_class(message.kind)
+    if kind is not None:
+        return kind(message.message)
     return EngineDeadError(f"the engine stopped on {message.kind}: {message.message}")
 
 
-def weights_error(reply: WeightsReply) -> HeadraceError:
-    """The typed error of an update that was refused."""
-    kind = getattr(errors, reply.kind or "HeadraceError")
-    error: HeadraceError = (
-        kind(reply.message, code=reply.code) if issubclass(kind, errors.RequestError) else kind(reply.message)
-    )
-    return error
-
-
-def refusal_error(refusal: Refusal) -> errors.RequestError:
-    """The typed error of a refused request."""
-    kind = getattr(errors, refusal.kind, None)
-    if not (isinstance(kind, type) and issubclass(kind, errors.RequestError)):
-        kind = errors.RequestError
-    return kind(refusal.message, param=refusal.param, code=refusal.code)
+def refusal_error(refusal: Refusal | CallReply) -> HeadraceError:
+    """The typed error of what was refused."""
+    kind = errors.error_class(refusal.kind or "") or errors.RequestError
+    if issubclass(kind, errors.RequestError):
+        return kind(refusal.message, param=refusal.param, code=refusal.code)
+    return kind(refusal.message)

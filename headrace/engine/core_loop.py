@@ -17,7 +17,7 @@ from headrace.engine.messages import (
     AbortRequests,
     AddRequest,
     CacheCall,
-    CacheReply,
+    CallReply,
     CoreFailed,
     CoreReady,
     CoreSpec,
@@ -27,7 +27,6 @@ from headrace.engine.messages import (
     StepNews,
     ToCore,
     UpdateWeights,
-    WeightsReply,
 )
 from headrace.engine.settled_start import settle
 from headrace.errors import EngineDeadError, HeadraceError, RequestError
@@ -36,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 IDLE_LOOK_S = 1
 """How often an idle core is asked whether it is well."""
-
 
 STATS_EVERY_S = 0.05
 """How often a busy core tells its state: gathering and sending it takes longer than a request's news."""
@@ -133,11 +131,9 @@ class CoreLoop:
             outputs = core.step()
             is_idle = not core.has_work()
             if outputs or is_idle:
-                now = time.monotonic()
-                is_due = is_idle or now >= next_stats
-                next_stats = now + STATS_EVERY_S if is_due else next_stats
+                is_due = is_idle or time.monotonic() >= next_stats
                 if is_due:
-                    self._told = stats_of(core)
+                    self._told, next_stats = stats_of(core), time.monotonic() + STATS_EVERY_S
                 self._send(StepNews(outputs, self._told if is_due else None))
 
     def _take_messages(self, core: Core) -> bool:
@@ -162,10 +158,8 @@ class CoreLoop:
             elif isinstance(message, AbortChild):
                 core.abort_child(message.request_id, message.child_index)
                 self._tell_if_idle(core)
-            elif isinstance(message, CacheCall):
-                self._call_cache(core, message)
-            elif isinstance(message, UpdateWeights):
-                self._update_weights(core, message)
+            elif isinstance(message, CacheCall | UpdateWeights):
+                self._answer(core, message)
             else:
                 return False
 
@@ -180,25 +174,22 @@ class CoreLoop:
             self._told = stats
             self._send(StepNews([], stats))
 
-    def _call_cache(self, core: Core, call: CacheCall) -> None:
+    def _answer(self, core: Core, call: CacheCall | UpdateWeights) -> None:
+        """Do what is asked, and tell; the engine's end is no answer."""
+        result: dict[str, Any] = {}
         try:
-            result = core.call_cache(call.action, call.arguments)
-            self._tell_changes(core)  # first: whoever has the reply finds its effect in the gauges
-            self._send(CacheReply(call.call_id, result))
-        except RequestError as error:
-            self._send(CacheReply(call.call_id, error=error.message, param=error.param))
-
-    def _update_weights(self, core: Core, call: UpdateWeights) -> None:
-        try:
-            core.update_weights(call.model)
+            if isinstance(call, CacheCall):
+                result = core.call_cache(call.action, call.arguments)
+            else:
+                core.update_weights(call.model)
         except EngineDeadError:
             raise
         except HeadraceError as error:
-            code = error.code if isinstance(error, RequestError) else None
-            self._send(WeightsReply(call.call_id, type(error).__name__, str(error), code))
+            param, code = (error.param, error.code) if isinstance(error, RequestError) else (None, None)
+            self._send(CallReply(call.call_id, {}, type(error).__name__, str(error), param, code))
         else:
-            self._send(StepNews([], stats_of(core)))
-            self._send(WeightsReply(call.call_id))
+            self._tell_changes(core)  # first: whoever has the reply finds its effect in the gauges
+            self._send(CallReply(call.call_id, result))
 
     def _add(self, core: Core, request: EngineCoreRequest) -> None:
         try:

@@ -41,36 +41,30 @@ class AbortChild(msgspec.Struct, tag="abort_child"):
 
 
 class CacheCall(msgspec.Struct, tag="cache"):
-    """Ask something of the prefix cache; a ``CacheReply`` of the same ``call_id`` comes back."""
+    """Ask something of the prefix cache; a ``CallReply`` of the same ``call_id`` comes back."""
 
     call_id: int
     action: str
     arguments: dict[str, Any] = {}
 
 
-class CacheReply(msgspec.Struct, tag="cache_reply"):
-    """The answer: plain values, or why it was refused."""
-
-    call_id: int
-    result: dict[str, Any] = {}
-    error: str | None = None
-    param: str | None = None
-
-
 class UpdateWeights(msgspec.Struct, tag="update_weights"):
-    """Replace the model's weights (None: read the same files again); a ``WeightsReply`` of the same ``call_id`` comes
+    """Replace the model's weights (None: read the same files again); a ``CallReply`` of the same ``call_id`` comes
     back."""
 
     call_id: int
     model: str | None = None
 
 
-class WeightsReply(msgspec.Struct, tag="weights_reply"):
-    """It is done, or why it was refused: ``kind`` is the name of the error class in ``headrace.errors``."""
+class CallReply(msgspec.Struct, tag="call_reply"):
+    """The answer to a call: plain values, or why it was refused. ``kind`` is the name of the error class in
+    ``headrace.errors``."""
 
     call_id: int
+    result: dict[str, Any] = {}
     kind: str | None = None
     message: str = ""
+    param: str | None = None
     code: str | None = None
 
 
@@ -118,4 +112,4 @@ class CoreFailed(msgspec.Struct, tag="failed"):
 
 
 ToCore = AddRequest | AbortRequests | AbortChild | CacheCall | UpdateWeights | StopCore
-FromCore = LoadProgress | CoreReady | StepNews | Refusal | CacheReply | WeightsReply | CoreFailed
+FromCore = LoadProgress | CoreReady | StepNews | Refusal | CallReply | CoreFailed

@@ -98,13 +98,8 @@ class ProcessClient(EngineCoreClient):
         if self._death is None:
             self._send(AbortChild(request_id, child_index))
 
-    def call_cache(self, call: CacheCall) -> None:
-        """Ask something of the prefix cache."""
-        self.check_alive()
-        self._send(call)
-
-    def update_weights(self, call: UpdateWeights) -> None:
-        """Have the weights replaced."""
+    def call(self, call: CacheCall | UpdateWeights) -> None:
+        """Ask something of the core."""
         self.check_alive()
         self._send(call)
 

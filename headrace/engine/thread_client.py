@@ -75,13 +75,8 @@ class ThreadClient(EngineCoreClient):
         """End one answer of a request."""
         self._inbox.put(AbortChild(request_id, child_index))
 
-    def call_cache(self, call: CacheCall) -> None:
-        """Ask something of the prefix cache."""
-        self.check_alive()
-        self._inbox.put(call)
-
-    def update_weights(self, call: UpdateWeights) -> None:
-        """Have the weights replaced."""
+    def call(self, call: CacheCall | UpdateWeights) -> None:
+        """Ask something of the core."""
         self.check_alive()
         self._inbox.put(call)
 

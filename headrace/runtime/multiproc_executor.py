@@ -14,12 +14,11 @@ from concurrent.futures import Future, InvalidStateError
 
 import numpy as np
 
-from headrace import errors
 from headrace.config import EngineConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import ModelRunnerOutput, SchedulerOutput
 from headrace.core.token_mask import TokenMask
-from headrace.errors import EngineDeadError, HeadraceError
+from headrace.errors import CheckpointError, EngineDeadError, HeadraceError, error_class
 from headrace.parallel.launch import LaunchPlace
 from headrace.parallel.world import describe_rank
 from headrace.runtime.external_ranks import await_external_ranks, rendezvous_of
@@ -112,7 +111,7 @@ class MultiprocExecutor:
         self._group.send(CheckWeights(model))
         for rank, answer in sorted(self._weights_answers().items()):
             if answer.kind:
-                error = getattr(errors, answer.kind)(answer.message)
+                error = (error_class(answer.kind) or CheckpointError)(answer.message)
                 logger.info("rank %d refuses other weights: %s", rank, error)
                 raise error
         self._group.send(UpdateWeights(model))

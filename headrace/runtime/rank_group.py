@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from headrace import errors
-from headrace.errors import CheckpointError, ConfigError, EngineDeadError, HeadraceError
+from headrace.errors import CheckpointError, ConfigError, EngineDeadError, HeadraceError, error_class
 from headrace.parallel.broadcast import Broadcaster
 from headrace.parallel.shared_region import SharedRegion
 from headrace.runtime.rank_messages import FromRank, RankBeat, RankFailed, RunStep, Stop, ToRank
@@ -186,14 +185,13 @@ class RankGroup:
         return self._last_words(peer, peer.failed)
 
     def _last_words(self, peer: RankPeer, words: RankFailed) -> HeadraceError:
-        kind = getattr(errors, words.kind, None)
-        is_known = isinstance(kind, type) and issubclass(kind, HeadraceError) and kind is not HeadraceError
-        if is_known and not peer.status.step_begun:  # while loading, what a user can mend keeps its class
-            assert isinstance(kind, type)
+        kind = error_class(words.kind)
+        if (
+            kind is not None and not peer.status.step_begun
+        ):  # while loading, what a user can mend keeps its class
             is_everyones = issubclass(kind, (ConfigError, CheckpointError))
             message = words.message if is_everyones else f"{self._describe(peer.rank)}: {words.message}"
-            error: HeadraceError = kind(message)
-            return error
+            return kind(message)
         logger.error("%s failed:\n%s", self._describe(peer.rank), words.trace)
         return self._death_of(peer, f"failed with {words.kind}: {words.message}")
 

@@ -56,12 +56,8 @@ class ChatPlan:
 
     def put(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         """Messages and tools for the chat template. Raises RequestError for malformed messages."""
-        messages = without_controls(messages)
-        tools = (
-            [without_controls(dict(tool.given)) for tool in self.use.tools]
-            if self._reads_calls and self.use
-            else []
-        )
+        given = [dict(tool.given) for tool in self.use.tools] if self._reads_calls and self.use else []
+        messages, tools = without_controls(messages), without_controls(given)
         if self.is_native:
             return messages, tools or None
         return with_tools_in_words(messages, tools, self.form, self.takes_system), None
