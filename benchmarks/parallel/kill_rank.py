@@ -70,7 +70,8 @@ async def start(config: EngineConfig) -> tuple[AsyncLLM, ProcessClient]:
 async def strike(config: EngineConfig, args: argparse.Namespace) -> None:
     llm, client = await start(config)
     core, ranks = client.pid, ranks_of(client.pid)
-    requests = [asyncio.create_task(answer(llm, f"r{number}", 1000)) for number in range(args.requests)]
+    names = [f"r{number}" for number in range(args.requests)]
+    requests = [asyncio.create_task(answer(llm, name, args.tokens)) for name in names]
     await asyncio.sleep(args.after)
     struck = time.perf_counter()
     os.kill(ranks[args.victim], signal.SIGSTOP if args.freeze else signal.SIGKILL)
@@ -98,7 +99,7 @@ def main() -> None:
     parser.add_argument("--victim", type=int, default=1)
     parser.add_argument("--freeze", action="store_true", help="stop it instead of killing it")
     parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=1000, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=1000, help="of each answer; it must not end before")
     parser.add_argument("--after", type=float, default=1.5, help="seconds of load before")
     parser.add_argument("-o", "--option", action="append", default=[])
     args = parser.parse_args()
