@@ -93,8 +93,8 @@ class SchedulerConfig:
     )
     max_stall_ms: float | None = knob(
         None,
-        "a running stream waits no longer than this for a prompt chunk; by default 250, and no limit (.inf) where "
-        "a GPU answers a batch that nobody watches",
+        "a running stream waits no longer than this for a prompt chunk; by default 250, on a CPU 200, and no limit "
+        "(.inf) where a GPU answers a batch that nobody watches",
     )
     batching: Literal["continuous", "prefill-first", "static"] = knob(
         "continuous", "prefill-first and static exist for measuring against"
@@ -108,6 +108,11 @@ class SchedulerConfig:
     max_steps_outstanding: int | None = knob(
         None,
         "steps in flight (D): 1 no overlap, 2 overlap; by default 2 on a GPU, 1 on a CPU, 2 a stage in a pipeline",
+    )
+    stream_interval: int | None = knob(
+        None,
+        "steps whose tokens a stream sends together; by default 1 on a GPU, and on a CPU, whose cores also send, as "
+        "many as keep all streams to 600 chunks a second, at most those of 40 ms",
     )
     max_waiting_requests: int = knob(4096, "waiting requests; more are refused with a CapacityError")
 

@@ -25,6 +25,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_stall_ms": (1.0, math.inf),
     "max_prefill_chunk": (1, 1 << 20),
     "max_steps_outstanding": (1, 64),
+    "stream_interval": (1, 1024),
     "max_waiting_requests": (1, 1 << 30),
     "cascade_min_tokens": (1, 1 << 24),
     "cascade_min_requests": (2, 65536),

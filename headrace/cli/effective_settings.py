@@ -133,11 +133,18 @@ class _Choices:
     def _of_scheduler(self, where: str) -> dict[str, tuple[Any, str]]:
         """Those of a server; a batch that runs offline on a GPU knows no longest stall."""
         given, resolved = self.config.scheduler, self.resolved
-        return {
+        choices: dict[str, tuple[Any, str]] = {
             name: (getattr(resolved, name), where)
             for name in ("max_num_seqs", "max_num_batched_tokens", "max_stall_ms", "max_steps_outstanding")
             if getattr(given, name) is None
         }
+        if given.stream_interval is None:
+            paced = "as many as keep all streams to 600 chunks a second"
+            choices["stream_interval"] = (
+                resolved.stream_interval,
+                where if resolved.stream_interval else paced,
+            )
+        return choices
 
     def _of_kv_memory(self) -> dict[str, tuple[Any, str]]:
         """Of one rank. On a GPU it is measured at start, after the weights are in place: nothing to tell before."""

@@ -148,6 +148,7 @@ class EngineCoreRequest(msgspec.Struct):
     sample_seed: seed of its random stream, once the engine core has settled it.
     constraint: what the answer's text must be. It stands here and no more in ``sampling_params``, so that the data
         plane never carries a schema.
+    is_read_whole: nobody wants a part of its answers before they end.
     """
 
     request_id: str
@@ -162,6 +163,7 @@ class EngineCoreRequest(msgspec.Struct):
     deadline: float | None = None
     constraint: Constraint | None = None
     sample_seed: int | None = None
+    is_read_whole: bool = False
 
 
 class EngineCoreOutput(msgspec.Struct, omit_defaults=True):

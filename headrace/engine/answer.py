@@ -96,7 +96,8 @@ class Answer:
             )
 
     def take(self, news: EngineCoreOutput) -> bool:
-        """Add news of the core. Returns True if its text met a stop string, so that the core must be told to stop."""
+        """Add news of the core, which lose tokens past a stop string. Returns True if its text met one, so that the
+        core must be told to stop."""
         if news.finish_reason is not None:
             self.timeline = news.timeline
         if self.finish_reason is not None:
@@ -106,7 +107,9 @@ class Answer:
         is_stopped = self._detokenizer is not None and self._add_text(self._detokenizer, news)
         if self.logprobs is not None and news.logprobs:
             self._add_logprobs(self.logprobs, news.logprobs[: len(self.token_ids) - num_before], num_before)
-        if not is_stopped:
+        if is_stopped:  # what came past the stop string counts nowhere
+            news.new_token_ids = news.new_token_ids[: len(self.token_ids) - num_before]
+        else:
             self.finish_reason, self.stop_reason = news.finish_reason, news.stop_reason
             self.error = news.message
         if self.finish_reason == "stop" and self._check is not None:

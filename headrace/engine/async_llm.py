@@ -27,7 +27,7 @@ from headrace.engine.messages import (
     StepNews,
     UpdateWeights,
 )
-from headrace.engine.output_processor import RequestOutputKind
+from headrace.engine.output_processor import RequestOutputKind, is_read_whole
 from headrace.engine.process_client import ProcessClient
 from headrace.engine.prompts import ParsedPrompt, Prompt
 from headrace.errors import EngineDeadError, HeadraceError, RequestError
@@ -263,6 +263,7 @@ class AsyncLLM:
         self.check_alive()
         mailbox = Mailbox(len(inputs), kind is RequestOutputKind.DELTA, lambda: self._drop(ids))
         for index, (request, prompt) in enumerate(inputs):
+            request.is_read_whole = is_read_whole(request.sampling_params, kind)
             self._client.add_request(request)
             front_end.outputs.add_request(request, prompt, kind)
             self._live[request.request_id] = _Live(user_ids[index], request, mailbox, index)
@@ -319,6 +320,8 @@ class AsyncLLM:
         for item in news.outputs:
             if item.refusal is not None:
                 self._refuse(item, item.refusal)
+        for num_tokens in news.step_tokens:
+            self.metrics.count_step(num_tokens)
         processed = self._front_end.outputs.process(news.outputs)
         self.metrics.num_invalid_answers = self._front_end.outputs.num_violations
         live = self._live
@@ -387,25 +390,23 @@ class AsyncLLM:
         return await future
 
     def _count(self, outputs: list[EngineCoreOutput]) -> None:
-        num_tokens = 0
+        metrics = self.metrics
         for output in outputs:
             live = self._live.get(output.request_id)
             if live is None:
                 continue
             if not live.has_started:
                 live.has_started = True
-                self.metrics.num_prompt_tokens += len(live.request.prompt_token_ids)
+                metrics.num_prompt_tokens += len(live.request.prompt_token_ids)
             child = output.child_index
             if child not in live.stopped:
                 live.num_tokens[child] += len(output.new_token_ids)
-                num_tokens += len(output.new_token_ids)
+                metrics.num_generation_tokens += len(output.new_token_ids)
             if output.finish_reason is not None:
                 self._count_finish(live, child, output.finish_reason, output.timeline)
                 live.running.discard(child)
                 if not live.running:
                     self._forget(output.request_id)
-        if num_tokens:
-            self.metrics.count_step(num_tokens)
 
     def _count_finish(self, live: _Live, child: int, reason: str, timeline: Timeline | None) -> None:
         """Count one answer's end. Of one that a stop string ended, the core only knows that it was told to end it."""

@@ -28,6 +28,7 @@ from headrace.engine.messages import (
     ToCore,
     UpdateWeights,
 )
+from headrace.engine.output_pace import OutputPace
 from headrace.engine.settled_start import settle
 from headrace.errors import EngineDeadError, HeadraceError, RequestError
 
@@ -42,6 +43,10 @@ STATS_EVERY_S = 0.05
 
 class Core(Protocol):
     """What the loop needs of an engine core."""
+
+    @property
+    def stream_interval(self) -> int | None:
+        """Steps whose tokens go out together; None: as ``OutputPace`` finds."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Take a request. Raises RequestError, which ends that request alone."""
@@ -88,6 +93,7 @@ class CoreLoop:
     def __init__(self, inbox: Inbox, send: Callable[[FromCore], None], *, owns_process: bool = False) -> None:
         self._owns_process = owns_process
         self._told: dict[str, Any] = {}  # the state that was sent last
+        self._pace = OutputPace(1)
         self._inbox = inbox
         self._send = send
 
@@ -99,6 +105,7 @@ class CoreLoop:
         core: Core | None = None
         try:
             core = self._load(spec)
+            self._pace = OutputPace(core.stream_interval)
             self._serve(core)
             return True
         except Exception as error:
@@ -127,14 +134,19 @@ class CoreLoop:
 
     def _serve(self, core: Core) -> None:
         next_stats = 0.0
+        step_tokens: list[int] = []
         while self._take_messages(core):
-            outputs = core.step()
+            news = core.step()
+            if num_tokens := sum(len(item.new_token_ids) for item in news):
+                step_tokens.append(num_tokens)
+            outputs = self._pace.take(news)
             is_idle = not core.has_work()
-            if outputs or is_idle:
-                is_due = is_idle or time.monotonic() >= next_stats
-                if is_due:
-                    self._told, next_stats = stats_of(core), time.monotonic() + STATS_EVERY_S
-                self._send(StepNews(outputs, self._told if is_due else None))
+            is_due = is_idle or (bool(step_tokens) and time.monotonic() >= next_stats)
+            if is_due:
+                self._told, next_stats = stats_of(core), time.monotonic() + STATS_EVERY_S
+            if outputs or is_due:
+                self._send(StepNews(outputs, self._told if is_due else None, step_tokens))
+                step_tokens = []
 
     def _take_messages(self, core: Core) -> bool:
         """Handle what waits; without work, wait for more. Returns False when told to stop.
@@ -192,8 +204,11 @@ class CoreLoop:
             self._send(CallReply(call.call_id, result))
 
     def _add(self, core: Core, request: EngineCoreRequest) -> None:
+        if held := self._pace.flush():  # its prompt may make the next step a long one
+            self._send(StepNews(held))
         try:
             core.add_request(request)
+            self._pace.expect(request)
         except RequestError as error:
             self._send(
                 Refusal(request.request_id, type(error).__name__, error.message, error.param, error.code)

@@ -16,6 +16,9 @@ LARGE_GPU_BYTES = 70 << 30
 LARGE_GPU_SEATS = 512
 LARGE_GPU_STEP_TOKENS = 8192
 
+CPU_STALL_MS = 200.0
+"""A prompt's step is long there beside one of decodes, and a burst's streams wait for those of its other prompts."""
+
 GPU_FLOOR = CascadeFloor(tokens=24_000, tokens_per_request=200, tokens_per_own_token=0.6)
 """Of cascade, fitted to a grid of 200 points on one H200 (``benchmarks/kernels/bench_cascade.py --grid``; 32 query and
 8 KV heads of 128 in bf16): what it lets pass was at least 1.03x as fast as each request reading for itself."""
@@ -43,7 +46,7 @@ def with_device_defaults(config: EngineConfig, *, is_offline: bool = False) -> E
     num_stages = config.parallel.pipeline_parallel_size
     steps = 2 * num_stages if is_gpu or num_stages > 1 else 1
     seats, step_tokens = _room() if is_gpu else (DEFAULT_SEATS, DEFAULT_STEP_TOKENS)
-    stall_ms = math.inf if is_gpu and is_offline else DEFAULT_STALL_MS
+    stall_ms = CPU_STALL_MS if not is_gpu else math.inf if is_offline else DEFAULT_STALL_MS
     scheduler = dataclasses.replace(
         scheduler,
         max_num_seqs=scheduler.max_num_seqs or min(seats, scheduler.max_num_batched_tokens or seats),
@@ -51,6 +54,7 @@ def with_device_defaults(config: EngineConfig, *, is_offline: bool = False) -> E
         or max(step_tokens, scheduler.max_num_seqs or 0),
         max_stall_ms=scheduler.max_stall_ms or stall_ms,
         max_steps_outstanding=scheduler.max_steps_outstanding or steps,
+        stream_interval=scheduler.stream_interval or (1 if is_gpu else None),
     )
     return dataclasses.replace(config, scheduler=scheduler)
 

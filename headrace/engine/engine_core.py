@@ -96,6 +96,11 @@ class EngineCore:
         self._failure: BaseException | None = None
         self.num_weight_updates = 0
 
+    @property
+    def stream_interval(self) -> int | None:
+        """Steps whose tokens go out together; None: as many as suit the number of streams."""
+        return self.scheduler.config.stream_interval
+
     def add_request(self, core_request: EngineCoreRequest) -> None:
         """Queue a request.
 

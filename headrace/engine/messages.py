@@ -87,10 +87,15 @@ class CoreReady(msgspec.Struct, tag="ready"):
 
 
 class StepNews(msgspec.Struct, tag="step"):
-    """All that one step produced, in one message. ``stats`` is the core's state after it; None: it was told lately."""
+    """What one step or several produced, in one message.
+
+    stats: the core's state after it; None: it was told lately.
+    step_tokens: how many tokens each of the steps since the last message gave, of those that gave some.
+    """
 
     outputs: list[EngineCoreOutput]
     stats: dict[str, Any] | None = None
+    step_tokens: list[int] = []
 
 
 class Refusal(msgspec.Struct, tag="refused"):

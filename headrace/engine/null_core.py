@@ -34,6 +34,7 @@ class NullCore:
 
     def __init__(self, config: EngineConfig, tokens: list[int], step_s: float = 0.0) -> None:
         self._tokens = tokens
+        self.stream_interval = config.scheduler.stream_interval or 1
         self._step_s = step_s
         self._max_running = config.scheduler.max_seats
         self._max_waiting = config.scheduler.max_waiting_requests

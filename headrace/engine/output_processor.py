@@ -13,6 +13,7 @@ from headrace.engine.logprob_text import logprob_dict
 from headrace.engine.receipt import metrics_of
 from headrace.grammar.answer_check import AnswerChecks
 from headrace.outputs import CompletionOutput, Logprob, RequestOutput
+from headrace.sampling_params import SamplingParams
 from headrace.tokenizer.base import Tokenizer
 
 
@@ -27,6 +28,16 @@ class RequestOutputKind(enum.Enum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
+
+
+def is_read_whole(params: SamplingParams, kind: RequestOutputKind) -> bool:
+    """Whether a request's tokens may all come at its end: its reader gets one output, and no stop string must be looked
+    for meanwhile."""
+    return _own_kind(params, kind) is RequestOutputKind.FINAL_ONLY and not params.stop_strings
+
+
+def _own_kind(params: SamplingParams, kind: RequestOutputKind) -> RequestOutputKind:
+    return kind if params.num_told_answers == params.n else RequestOutputKind.FINAL_ONLY
 
 
 class Processed(NamedTuple):
@@ -140,7 +151,7 @@ class _RequestState:
         params = request.sampling_params
         self._request = request
         self._prompt = prompt
-        self._kind = kind if params.num_told_answers == params.n else RequestOutputKind.FINAL_ONLY
+        self._kind = _own_kind(params, kind)
         self._tokenizer = tokenizer if params.detokenize else None
         self._final: RequestOutput | None = None
         self._touched: list[Answer] = []

@@ -92,7 +92,6 @@ class ServingMetrics:
 
     def count_step(self, num_tokens: int) -> None:
         """A step gave tokens."""
-        self.num_generation_tokens += num_tokens
         self.histograms["iteration_tokens_total"].observe(num_tokens)
 
     def count_finish(

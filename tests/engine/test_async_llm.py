@@ -164,6 +164,47 @@ async def test_counters_tell_what_usage_tells(start: Starter) -> None:
     assert llm.metrics.num_finished["length"] == 3
 
 
+@pytest.mark.parametrize("kind", list(RequestOutputKind))
+async def test_an_interval_changes_where_outputs_are_cut_and_nothing_else(
+    start: Starter, kind: RequestOutputKind
+) -> None:
+    cases: list[dict[str, Any]] = [
+        {"max_tokens": 30},
+        {"max_tokens": 30, "n": 3},
+        {"max_tokens": 30, "logprobs": 1, "prompt_logprobs": 1, "n": 2},
+        {"max_tokens": 5000, "stop": ["4, 1"]},
+        {"max_tokens": 5000, "stop": ["4, 1"], "include_stop_str_in_output": True, "logprobs": 0},
+        {"max_tokens": 5000, "stop_token_ids": [36]},
+    ]
+    found = []
+    for interval in (1, 7):
+        llm = start(step_s=0.0005, stream_interval=interval)
+        for case in cases:
+            found.append(await _joined(llm, kind, SamplingParams(**case)))
+        await until(lambda llm=llm: llm.num_unfinished == 0)
+        found.append((llm.metrics.num_generation_tokens, llm.metrics.num_finished))
+        steps = llm.metrics.histograms["iteration_tokens_total"]
+        assert steps.cumulative()[-1][1] >= 30 * len(cases) / 2
+        times = llm.metrics.histograms["inter_token_latency_seconds"]
+        assert times.total / times.cumulative()[-1][1] < 0.005
+    assert found[: len(found) // 2] == found[len(found) // 2 :]
+
+
+async def _joined(llm: AsyncLLM, kind: RequestOutputKind, params: SamplingParams) -> Any:
+    """Everything that a reader is told of a request, however it was cut."""
+    parts: dict[int, list[Any]] = {}
+    async for output in llm.generate(TWELVE, params, kind=kind):
+        for answer in output.outputs:
+            part = [answer.text, answer.token_ids, answer.logprobs or []]
+            older = parts.get(answer.index)
+            if kind is RequestOutputKind.DELTA and older is not None:
+                part = [a + b for a, b in zip(older, part, strict=False)]
+            parts[answer.index] = [*part, answer.finish_reason, answer.stop_reason, answer.cumulative_logprob]
+        last = output
+    assert last.finished
+    return sorted(parts.items()), last.num_cached_tokens
+
+
 async def test_full_queue(start: Starter) -> None:
     llm = start(step_s=0.005, max_num_seqs=1, max_waiting_requests=1)
     boxes = [await llm.submit(["Hi"], SamplingParams(max_tokens=1000))]

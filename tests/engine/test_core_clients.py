@@ -46,6 +46,40 @@ async def start(request: pytest.FixtureRequest) -> AsyncIterator[Starter]:
         client.shutdown()
 
 
+async def test_an_interval_makes_messages_fewer(start: Starter) -> None:
+    config = EngineConfig.from_options(max_num_seqs=2, stream_interval=4)
+    client, heard = start(CoreSpec(NULL, config, {"tokens": [10, 11, 12, 13]}))
+    client.add_request(core_request("a", [1, 2], 21))
+    await until(lambda: heard.is_finished("a"))
+    assert heard.tokens("a") == [12, 13, 10, 11] * 5 + [12]
+    sizes = [len(item.new_token_ids) for item in heard.outputs("a")]
+    assert sizes[0] == 1 and len(sizes) <= 8 and max(sizes) == 4
+    assert [size for news in heard.news for size in news.step_tokens] == [1] * 21
+
+
+async def test_a_request_that_comes_sends_what_streams_wait_for(start: Starter) -> None:
+    config = EngineConfig.from_options(max_num_seqs=1, stream_interval=1000)
+    client, heard = start(CoreSpec(NULL, config, {"tokens": [10, 11], "step_s": 0.001}))
+    client.add_request(core_request("a", [1], 10_000))
+    await until(lambda: len(heard.tokens("a")) > 2)
+    before, num_messages = len(heard.tokens("a")), len(heard.outputs("a"))
+    await asyncio.sleep(0.05)
+    client.add_request(core_request("b", [1], 1))
+    await until(lambda: len(heard.tokens("a")) > before, 0.5)
+    assert len(heard.outputs("a")) == num_messages + 1
+    client.abort_requests(["a"])
+
+
+async def test_a_busy_core_tells_its_state_though_nothing_is_sent(start: Starter) -> None:
+    client, heard = start(spec(step_s=0.001))
+    request = core_request("a", [1], 10_000)
+    request.is_read_whole = True
+    client.add_request(request)
+    await until(lambda: len([news for news in heard.news if news.stats is not None]) > 3, 0.8)
+    assert len(heard.outputs("a")) <= 2
+    client.abort_requests(["a"])
+
+
 async def test_answers_arrive_in_order_one_message_a_step(start: Starter) -> None:
     client, heard = start(spec())
     client.add_request(core_request("a", [1, 2], 3))

@@ -44,7 +44,7 @@ def test_a_gpu_that_is_not_there_is_told_before_it_is_asked_for_its_size(
 
 @pytest.mark.parametrize("is_offline", [False, True])
 def test_a_cpu(is_offline: bool) -> None:
-    assert resolved(is_offline, device="cpu") == (256, 2048, 250.0, 1)
+    assert resolved(is_offline, device="cpu") == (256, 2048, 200.0, 1)
     assert resolved(is_offline, device="cpu", pipeline_parallel_size=3)[3] == 6
 
 
@@ -54,6 +54,17 @@ def test_gpus(gpu_of: Any) -> None:
     assert resolved(is_offline=True) == (512, 8192, math.inf, 2)
     gpu_of(24)
     assert resolved() == (256, 2048, 250.0, 2)
+
+
+def test_how_often_streams_send(gpu_of: Any) -> None:
+    def interval(**options: Any) -> int | None:
+        return with_device_defaults(EngineConfig.from_options(**options)).scheduler.stream_interval
+
+    assert interval(device="cpu") is None and interval(device="cpu", stream_interval=3) == 3
+    gpu_of(24)
+    assert interval() == 1 and interval(stream_interval=3) == 3
+    with pytest.raises(ConfigError, match=r"stream_interval must be in \[1, 1024\]; got 0"):
+        interval(stream_interval=0)
 
 
 def test_what_was_set_stays_and_the_rest_fits_it(gpu_of: Any) -> None:
