@@ -19,7 +19,8 @@ import torch
 from quant_variants import (
     LAYER,
     NUM_LAYERS,
-    TILE_SHAPES,
+    WGMMA_SHAPES,
+    compile_in_processes,
     compile_variants,
     copy_of,
     meta_matrix,
@@ -36,6 +37,7 @@ from headrace.quant.rounding import round_weights
 HEAD = (128_256, 4096)
 COPIES = 3
 FORMS = ("int4-g32", "int4", "int4-g128", "int8", "int8-g32")
+CHECKED_ROWS = (1, 2, 8, 16, 17, 31, 33, 64, 100, 128, 200, 256, 300, 1100)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -48,17 +50,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--variants", action="store_true")
-    parser.add_argument("--part", default="0/1", help="i/n: with both, every n-th variant from the i-th on")
-    parser.add_argument("--processes", type=int, default=14, help="that compile variants")
+    parser.add_argument("--part", default="0/1", help="i/n: compile only every n-th from the i-th on")
+    parser.add_argument("--processes", type=int, default=14, help="that compile ahead")
     parser.add_argument("--seconds", type=float, default=75.0, help="no variant is begun after this time")
     args = parser.parse_args()
-    args.batches = args.batches or list(TILE_SHAPES if args.variants else BATCHES)
+    args.batches = args.batches or list(WGMMA_SHAPES if args.variants else BATCHES)
     if args.variants:
         variants(args)
         return
     if args.compile_only:
-        compile_all(args.forms, args.batches)
+        compile_all(args.forms, args.batches, *map(int, args.part.split("/")))
         return
+    rows = sorted({*args.batches, *CHECKED_ROWS})
+    options = ["--forms", *args.forms, "--batches", *map(str, rows)]
+    compile_in_processes(options, args.processes)
     device = torch.device("cuda")
     print(f"{torch.cuda.get_device_name()}; torch {torch.__version__}; Llama-3-8B's linears, ms a step")
     figures: dict[str, dict[int, float]] = {"bf16": {}}
@@ -112,7 +117,7 @@ def check(packed: list[WordMatrix], device: torch.device) -> None:
         ids = torch.arange(matrix.num_rows, device=device)
         weights = torch.empty((matrix.num_rows, matrix.num_columns), device=device)
         embedding_packed(ids, matrix, weights)
-        for batch in (1, 2, 16, 17, 64, 300, 1100):
+        for batch in CHECKED_ROWS:
             x = torch.randn(batch, matrix.num_columns, device=device, dtype=torch.bfloat16)
             out = torch.empty(batch, matrix.num_rows, device=device, dtype=torch.bfloat16)
             linear_packed(x, matrix, None, out)
@@ -131,18 +136,20 @@ def show(figures: dict[str, dict[int, float]]) -> None:
         print(f"x {form}".ljust(12) + "".join(f"{ratio:10.2f}" for ratio in ratios))
 
 
-def compile_all(forms: list[str], batches: list[int]) -> None:
-    """The kernels of every form, batch and shape, without running them."""
+def compile_all(forms: list[str], batches: list[int], index: int, count: int) -> None:
+    """The kernels of every form, batch and shape, without running them; of each form's every count-th."""
     with compiling_only() as compiled:
         for text in forms:
-            for num_outputs, num_inputs in (*LAYER.values(), HEAD):
+            cases = [(sizes, batch) for batch in batches for sizes in (*LAYER.values(), HEAD)]
+            for (num_outputs, num_inputs), batch in cases[index::count]:
                 meta = meta_matrix(text, num_outputs, num_inputs)
-                for batch in batches:
-                    x = torch.empty((batch, num_inputs), dtype=torch.bfloat16, device="meta")
-                    out = torch.empty((batch, num_outputs), dtype=torch.bfloat16, device="meta")
-                    linear_packed(x, meta, None, out)
+                x = torch.empty((batch, num_inputs), dtype=torch.bfloat16, device="meta")
+                out = torch.empty((batch, num_outputs), dtype=torch.bfloat16, device="meta")
+                linear_packed(x, meta, None, out)
+            num_inputs = HEAD[1]
             table = torch.empty((1, num_inputs), dtype=torch.bfloat16, device="meta")
-            embedding_packed(torch.empty(1, dtype=torch.int64, device="meta"), meta, table)
+            ids = torch.empty(1, dtype=torch.int64, device="meta")
+            embedding_packed(ids, meta_matrix(text, *HEAD), table)
     print(f"{len(compiled)} launches compiled")
 
 

@@ -11,13 +11,20 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from triton_timing import MEMORY_BYTES_PER_S, compiling_only, graph_us
 
 from headrace.kernels.triton.linear import linear
-from headrace.kernels.triton.linear_packed import Shape, linear_packed, pack_matrix, packed_shape
-from headrace.kernels.triton.packed_shapes import DecodedShape, PackedRowShape, PackedTileShape
+from headrace.kernels.triton.linear_packed import Shape, chunk_sizes, linear_packed, pack_matrix, packed_shape
+from headrace.kernels.triton.packed_shapes import (
+    DecodedShape,
+    PackedRowShape,
+    PackedTileShape,
+    PackedWgmmaShape,
+    wgmma_stages,
+)
 from headrace.kernels.triton.word_matrix import CHUNK_WORDS, WordMatrix
 from headrace.quant.precision import Rounding, parse_form
 from headrace.quant.rounding import round_weights
@@ -26,39 +33,51 @@ LAYER = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "do
 NUM_LAYERS = 32
 _COLD_BYTES = 160 << 20
 _MAX_ERROR = 6e-3
-_MIN_CHUNKS = 8
+_MIN_CHUNKS = 6
 _MULTIPROCESSORS = 132
 
 ROW_SHAPES = [(8, 128, 1), (4, 128, 1), (4, 256, 2), (8, 256, 2), (4, 512, 4), (2, 512, 4), (8, 512, 4)]
-# {rows of x: (block_t, block_n, stages, warps), each with splits for about so many programs a multiprocessor}
-TILE_SHAPES = {
-    1: [(16, 64, 6, 4), (16, 32, 6, 2), (8, 64, 6, 4)],
-    2: [(16, 64, 6, 4), (16, 32, 6, 2), (8, 64, 6, 4)],
-    8: [(16, 64, 6, 4), (16, 32, 6, 2), (8, 64, 6, 4)],
-    16: [(16, 64, 6, 4), (16, 32, 6, 2), (16, 128, 4, 8)],
-    32: [(32, 64, 5, 4), (32, 64, 3, 4), (32, 128, 4, 8)],
-    64: [(64, 64, 4, 4), (64, 128, 4, 8), (64, 128, 3, 4)],
-    128: [(128, 64, 4, 4), (128, 128, 4, 8), (128, 128, 3, 4), (64, 128, 4, 8)],
-    256: [(256, 128, 3, 8), (256, 64, 3, 4), (128, 128, 4, 8), (128, 128, 3, 4), (128, 256, 4, 8)],
+# {rows of x: (block_t, block_n, warps, programs that share a multiprocessor, and so many waves of them by splits)}
+WGMMA_SHAPES = {
+    2: [(16, 64, 4, 4, 1), (16, 128, 8, 2, 1), (16, 128, 8, 1, 1)],
+    8: [(16, 64, 4, 4, 1), (16, 128, 8, 2, 1), (16, 128, 8, 1, 1)],
+    16: [
+        (16, 64, 4, 4, 1),
+        (16, 64, 4, 3, 1),
+        (16, 128, 8, 2, 1),
+        (16, 128, 8, 1, 1),
+        (16, 128, 4, 3, 1),
+        (16, 256, 8, 2, 1),
+        (16, 256, 8, 1, 1),
+    ],
+    32: [(32, 64, 4, 4, 1), (32, 128, 8, 2, 1), (32, 128, 4, 2, 1), (32, 256, 8, 2, 1), (32, 256, 8, 1, 1)],
+    64: [(64, 128, 8, 2, 1), (64, 128, 4, 2, 1), (64, 256, 8, 1, 1), (64, 256, 8, 1, 2), (64, 128, 8, 1, 1)],
+    128: [(128, 128, 8, 1, 1), (128, 256, 8, 1, 1), (128, 256, 8, 1, 2)],
+    256: [
+        (256, 128, 8, 1, 1),
+        (256, 128, 8, 1, 2),
+        (128, 128, 8, 1, 1),
+        (128, 256, 8, 1, 1),
+        (128, 256, 8, 1, 2),
+    ],
 }
-_FILLS = {1: (2, 4), 2: (2, 4), 8: (2, 4), 16: (2, 4), 32: (2, 4), 64: (1, 2), 128: (1, 2), 256: (1, 2)}
-_PIECES_MIB = (12, 64)
+_PIECES_MIB = (64,)
 
 
-def shapes_of(batch: int, num_outputs: int, num_words: int) -> list[Shape]:
+def shapes_of(batch: int, matrix: WordMatrix) -> list[Shape]:
     """All variants of a product."""
     shapes: list[Shape] = []
     if batch == 1:
         shapes += [PackedRowShape(*numbers) for numbers in ROW_SHAPES]
-    for block_t, block_n, stages, warps in TILE_SHAPES[batch]:
-        programs = -(-num_outputs // block_n) * -(-batch // block_t)
-        most = num_words // CHUNK_WORDS // _MIN_CHUNKS
-        for fill in _FILLS[batch]:
-            splits = max(1, min(16, most, round(fill * _MULTIPROCESSORS / programs)))
-            shape = PackedTileShape(block_t, block_n, stages, warps, 1 << (splits.bit_length() - 1))
-            if shape not in shapes:
-                shapes.append(shape)
-    if batch >= 64:
+    for block_t, block_n, warps, resident, waves in WGMMA_SHAPES.get(batch, ()):
+        programs = -(-matrix.num_rows // block_n) * -(-batch // block_t)
+        most = matrix.codes.shape[1] // CHUNK_WORDS // _MIN_CHUNKS
+        splits = max(1, min(8, most, round(resident * waves * _MULTIPROCESSORS / programs)))
+        stages = wgmma_stages(block_t, block_n, *chunk_sizes(matrix), resident)
+        shape = PackedWgmmaShape(block_t, block_n, stages, warps, splits)
+        if shape not in shapes:
+            shapes.append(shape)
+    if batch >= 256:
         shapes += [DecodedShape(size << 20) for size in _PIECES_MIB]
     return shapes
 
@@ -70,7 +89,7 @@ def compile_variants(forms: Sequence[str], batches: Sequence[int], index: int, c
         for form in forms
         for name in LAYER
         for batch in batches
-        for shape in shapes_of(batch, LAYER[name][0], _meta(form, name).codes.shape[1])
+        for shape in shapes_of(batch, _meta(form, name))
     ]
     with compiling_only():
         for form, name, batch, shape in cases[index::count]:
@@ -107,7 +126,8 @@ def meta_matrix(form: str, num_outputs: int, num_inputs: int) -> WordMatrix:
 def run_variants(forms: Sequence[str], batches: Sequence[int], processes: int, seconds: float) -> dict:
     """{form: {batch: {linear: {variant: us}}}}; compiles first, and begins no measurement after ``seconds``."""
     start = time.perf_counter()
-    _compile_in_processes(forms, batches, processes)
+    options = ["--variants", "--forms", *forms, "--batches", *map(str, batches)]
+    compile_in_processes(options, processes)
     print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
     deadline, device = start + seconds, torch.device("cuda")
     found: dict = {form: {batch: {} for batch in batches} for form in ("bf16", *forms)}
@@ -128,15 +148,10 @@ def run_variants(forms: Sequence[str], batches: Sequence[int], processes: int, s
     return found
 
 
-def _compile_in_processes(forms: Sequence[str], batches: Sequence[int], processes: int) -> None:
-    command = [
-        sys.executable,
-        str(__file__).replace("quant_variants", "bench_quant"),
-        "--variants",
-        "--forms",
-        *forms,
-    ]
-    command += ["--batches", *map(str, batches), "--compile-only", "--part"]
+def compile_in_processes(options: Sequence[str], processes: int) -> None:
+    """``bench_quant.py --compile-only`` with these options, divided among processes."""
+    script = str(Path(__file__).with_name("bench_quant.py"))
+    command = [sys.executable, script, *options, "--compile-only", "--part"]
     children = [subprocess.Popen([*command, f"{index}/{processes}"]) for index in range(processes)]
     for child in children:
         child.wait()
@@ -153,7 +168,7 @@ def _measure(
         x, out = _vectors(batch, tuple(weight.shape), weight.device)
         exact = x.double() @ exact_weight.double().T
         times: dict[str, float] = {}
-        for shape in shapes_of(batch, matrix.num_rows, matrix.codes.shape[1]):
+        for shape in shapes_of(batch, matrix):
             if time.perf_counter() > deadline:
                 break
             variant = text_of(shape) + ("*" if shape == packed_shape(batch, matrix, torch.bfloat16) else "")
@@ -189,7 +204,12 @@ def text_of(shape: Shape) -> str:
     numbers = [getattr(shape, name) for name in shape.__slots__]
     if isinstance(shape, DecodedShape):
         numbers = [shape.num_bytes >> 20]
-    kind = {PackedRowShape: "row", PackedTileShape: "tile", DecodedShape: "decoded"}[type(shape)]
+    kind = {
+        PackedRowShape: "row",
+        PackedTileShape: "tile",
+        PackedWgmmaShape: "wgmma",
+        DecodedShape: "decoded",
+    }[type(shape)]
     return f"{kind}({','.join(map(str, numbers))})"
 
 

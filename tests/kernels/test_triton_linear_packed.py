@@ -12,7 +12,12 @@ pytest.importorskip("triton")
 from headrace.kernels.affine_matrix import AffineMatrix
 from headrace.kernels.reference import linear_packed as reference
 from headrace.kernels.triton import linear_packed as triton_ops
-from headrace.kernels.triton.packed_shapes import DecodedShape, PackedRowShape, PackedTileShape
+from headrace.kernels.triton.packed_shapes import (
+    DecodedShape,
+    PackedRowShape,
+    PackedTileShape,
+    PackedWgmmaShape,
+)
 from tests.kernels.affine_matrices import KINDS, Kind, random_matrix
 from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
 
@@ -121,3 +126,38 @@ def test_embedding(kind: Kind, dtype: torch.dtype) -> None:
         out = torch.full_like(expected, torch.nan)
         triton_ops.embedding_packed(numbers, packed, out, scale, first_row)
         assert relative_error(out, expected) < max(1e-3, max_error(dtype))
+
+
+def _wgmma(block_t: int, block_n: int, splits: int = 1) -> PackedWgmmaShape:
+    return PackedWgmmaShape(block_t, block_n, 3, min(8, block_n // 16), splits)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not triton_ops.has_wgmma(), reason="needs a GPU of Hopper's")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_wgmma_kinds(kind: Kind, dtype: torch.dtype) -> None:
+    matrix = random_matrix(kind, 150, 768)
+    check(matrix, 19, dtype, dtype, has_bias=True, shape=_wgmma(32, 64))
+    check(matrix, 130, dtype, torch.float32, has_bias=True, shape=_wgmma(64, 128, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not triton_ops.has_wgmma(), reason="needs a GPU of Hopper's")
+@pytest.mark.parametrize("block_n", [64, 128, 256])
+@pytest.mark.parametrize("num_rows", [2, 16, 17, 64, 100, 256])
+def test_wgmma_rows(num_rows: int, block_n: int) -> None:
+    block_t = max(16, 1 << (num_rows - 1).bit_length())
+    if block_t * block_n > 32768:
+        block_t = 128
+    for kind, num_columns in ((Kind(4, 32), 1120), (Kind(8, 32), 864)):  # no whole chunks
+        check(random_matrix(kind, 300, num_columns), num_rows, HALF, HALF, shape=_wgmma(block_t, block_n))
+        check(random_matrix(kind, 70, num_columns), num_rows, HALF, HALF, True, _wgmma(block_t, block_n, 3))
+
+
+def test_rows_that_cannot_be_copied_16_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = triton_ops.pack_matrix(random_matrix(KINDS[1], 9, 64))
+    monkeypatch.setattr(triton_ops, "has_wgmma", lambda: True)
+    for is_aligned, kind in ((True, PackedWgmmaShape), (False, PackedTileShape)):
+        assert type(triton_ops.packed_shape(5, matrix, torch.bfloat16, is_aligned)) is kind
+    assert type(triton_ops.packed_shape(5, matrix, torch.float32)) is PackedTileShape

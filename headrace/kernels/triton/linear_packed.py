@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
 from headrace.kernels.affine_matrix import AffineMatrix
 from headrace.kernels.reference.linear_packed import round_inputs
-from headrace.kernels.triton.launch import launch_options
+from headrace.kernels.triton.launch import architecture, launch_options
 from headrace.kernels.triton.linear import cublas
 from headrace.kernels.triton.linear_packed_kernels import (
     decode_rows_kernel,
@@ -21,9 +23,12 @@ from headrace.kernels.triton.packed_shapes import (
     DecodedShape,
     PackedRowShape,
     PackedTileShape,
+    PackedWgmmaShape,
     row_shape,
     tile_shape,
+    wgmma_shape,
 )
+from headrace.kernels.triton.packed_wgmma_kernel import packed_wgmma_kernel
 from headrace.kernels.triton.word_matrix import CHUNK_WORDS, WordMatrix
 
 MAX_TILED_ROWS = 256
@@ -34,11 +39,12 @@ MAX_FP32_ROWS = 32
 """The same where the matrix units do not multiply: large tiles do not fit registers."""
 
 _DECODED = DecodedShape(64 << 20)
+_HOPPER = 9
 _SUMS_PER_PROGRAM = 1024
 _PREFETCH_BYTES = 256
 _NUMBERS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
-Shape = PackedRowShape | PackedTileShape | DecodedShape
+Shape = PackedRowShape | PackedTileShape | PackedWgmmaShape | DecodedShape
 
 
 def linear_packed(
@@ -57,23 +63,43 @@ def linear_packed(
         return
     if input_bits != 32:
         x = round_inputs(x, input_bits).to(x.dtype)
-    shape = shape or packed_shape(x.shape[0], matrix, x.dtype)
+    shape = shape or packed_shape(x.shape[0], matrix, x.dtype, _is_aligned(x))
     if isinstance(shape, PackedRowShape):
         _one_row(x, matrix, bias, out, col, shape)
-    elif isinstance(shape, PackedTileShape):
+    elif isinstance(shape, PackedTileShape | PackedWgmmaShape):
         _tiles(x, matrix, bias, out, col, shape)
     else:
         _decoded(x, matrix, bias, out, col, shape)
 
 
-def packed_shape(num_rows: int, matrix: WordMatrix, dtype: torch.dtype) -> Shape:
-    """How a product with inputs of that type is made."""
+def packed_shape(num_rows: int, matrix: WordMatrix, dtype: torch.dtype, is_aligned: bool = True) -> Shape:
+    """How a product with inputs of that type is made; is_aligned: whether their rows begin at multiples of 16 bytes."""
     num_words = matrix.codes.shape[1]
     if num_rows == 1:
         return row_shape(num_words, matrix.bits, matrix.group_columns)
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    if is_half and is_aligned and has_wgmma() and num_rows <= MAX_TILED_ROWS:
+        return wgmma_shape(num_rows, matrix.num_rows, num_words, *chunk_sizes(matrix))
     if num_rows <= (MAX_FP32_ROWS if dtype == torch.float32 else MAX_TILED_ROWS):
         return tile_shape(num_rows, matrix.num_rows, num_words)
     return _DECODED
+
+
+def chunk_sizes(matrix: WordMatrix) -> tuple[int, int]:
+    """Columns of a chunk, bytes of an output's scales and minimums of a chunk."""
+    config = _config(matrix, None, 1, 1, CHUNK_WORDS)
+    each = matrix.scales.element_size() * (2 if config.has_minimums else 1)
+    return config.chunk, config.num_spans * each
+
+
+def has_wgmma() -> bool:
+    """Whether the device has the asynchronous matrix units that ``packed_wgmma_kernel`` is for: Hopper's alone."""
+    return architecture() // 10 == _HOPPER
+
+
+def _is_aligned(x: Tensor) -> bool:
+    """Whether rows of x can be copied 16 bytes at a time; Triton sees multiples of 16 elements."""
+    return x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 and x.data_ptr() % 16 == 0
 
 
 def embedding_packed(
@@ -108,7 +134,12 @@ def _one_row(
 
 
 def _tiles(
-    x: Tensor, matrix: WordMatrix, bias: Tensor | None, out: Tensor, col: int, shape: PackedTileShape
+    x: Tensor,
+    matrix: WordMatrix,
+    bias: Tensor | None,
+    out: Tensor,
+    col: int,
+    shape: PackedTileShape | PackedWgmmaShape,
 ) -> None:
     num_rows, splits = x.shape[0], shape.num_splits
     config = _config(matrix, bias, shape.block_t, shape.block_n, CHUNK_WORDS, splits)
@@ -118,8 +149,15 @@ def _tiles(
         sizes = (splits, num_rows, matrix.num_rows)
         target = torch.empty(sizes, dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(matrix.num_rows, shape.block_n), triton.cdiv(num_rows, shape.block_t), splits)
-    ahead = min(_PREFETCH_BYTES, 4 * config.words_each) if config.num_words % config.words_each == 0 else 0
-    packed_tile_kernel[grid](
+    kernel: Any = packed_wgmma_kernel
+    special: dict[str, int] = {}
+    if isinstance(shape, PackedTileShape):
+        ahead = (
+            min(_PREFETCH_BYTES, 4 * config.words_each) if config.num_words % config.words_each == 0 else 0
+        )
+        kernel = packed_tile_kernel
+        special = {"PREFETCH_BYTES": ahead if options["PDL"] else 0, "num_stages": 1}
+    kernel[grid](
         x,
         *_tensors(matrix, bias),
         target,
@@ -131,10 +169,9 @@ def _tiles(
         out.stride(0),
         NUMBER=_NUMBERS[x.dtype],
         NUM_STAGES=shape.num_stages,
-        PREFETCH_BYTES=ahead if options["PDL"] else 0,
         C=config,
         num_warps=shape.num_warps,
-        num_stages=1,
+        **special,
         **options,
     )
     if splits > 1:

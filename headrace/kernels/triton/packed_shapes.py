@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 import triton
 
+from headrace.kernels.triton.word_matrix import CHUNK_WORDS
+
+_MIN_CHUNKS = 6
+_MULTIPROCESSORS = 132
+_SHARED_BYTES, _RESERVED_BYTES = 228 << 10, 1 << 10
+"""Of a multiprocessor of Hopper's, and what each of its programs loses."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedRowShape:
@@ -24,6 +31,17 @@ class PackedTileShape:
     num_stages: rounds in flight, of a chunk each.
     num_splits: parts of the inputs, each a program's, where there are too few outputs to fill the device.
     """
+
+    block_t: int
+    block_n: int
+    num_stages: int
+    num_warps: int
+    num_splits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWgmmaShape:
+    """Tile of the kernel of several rows for Hopper; numbers as of ``PackedTileShape``."""
 
     block_t: int
     block_n: int
@@ -57,3 +75,26 @@ def tile_shape(num_rows: int, num_outputs: int, num_words: int) -> PackedTileSha
     programs = triton.cdiv(num_outputs, block_n) * triton.cdiv(num_rows, block_t)
     splits = max(1, min(8, wanted // programs, num_words // 128))
     return PackedTileShape(block_t, block_n, stages, warps, 1 << (splits.bit_length() - 1))
+
+
+def wgmma_shape(
+    num_rows: int, num_outputs: int, num_words: int, chunk: int, scale_bytes: int
+) -> PackedWgmmaShape:
+    """All rows in one tile; more outputs a program where there are more rows, which every program reads.
+
+    chunk: columns of one.  scale_bytes: of an output's scales and minimums of a chunk.
+    """
+    block_t = max(16, triton.next_power_of_2(num_rows))
+    block_n, warps, resident = {16: (128, 8, 2), 32: (128, 8, 2), 64: (256, 8, 1), 128: (256, 8, 1)}.get(
+        block_t, (128, 8, 1)
+    )
+    most = max(1, min(8, num_words // (CHUNK_WORDS * _MIN_CHUNKS)))
+    splits = min(most, max(1, round(resident * _MULTIPROCESSORS / triton.cdiv(num_outputs, block_n))))
+    stages = wgmma_stages(block_t, block_n, chunk, scale_bytes, resident)
+    return PackedWgmmaShape(block_t, block_n, stages, warps, splits)
+
+
+def wgmma_stages(block_t: int, block_n: int, chunk: int, scale_bytes: int, resident: int) -> int:
+    """As many as let ``resident`` programs share a multiprocessor, eight at most."""
+    stage_bytes = block_n * (4 * CHUNK_WORDS + scale_bytes) + block_t * chunk * 2
+    return max(2, min(8, (_SHARED_BYTES // resident - _RESERVED_BYTES) // stage_bytes))
