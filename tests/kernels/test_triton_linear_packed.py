@@ -17,6 +17,7 @@ from headrace.kernels.triton.packed_shapes import (
     PackedRowShape,
     PackedTileShape,
     PackedWgmmaShape,
+    wgmma_shape,
 )
 from tests.kernels.affine_matrices import KINDS, Kind, random_matrix
 from tests.kernels.triton_setup import DEVICE, HALF, max_error, relative_error
@@ -161,3 +162,13 @@ def test_rows_that_cannot_be_copied_16_bytes_at_a_time(monkeypatch: pytest.Monke
     for is_aligned, kind in ((True, PackedWgmmaShape), (False, PackedTileShape)):
         assert type(triton_ops.packed_shape(5, matrix, torch.bfloat16, is_aligned)) is kind
     assert type(triton_ops.packed_shape(5, matrix, torch.float32)) is PackedTileShape
+
+
+def test_splits_on_hopper_stay_within_one_wave() -> None:
+    for num_rows in (2, 16, 32, 64, 128, 256):
+        for num_outputs, num_words in ((6144, 512), (4096, 512), (28672, 512), (4096, 1792), (128256, 512)):
+            shape = wgmma_shape(num_rows, num_outputs, num_words, 128, 8)
+            tiles = -(-num_outputs // shape.block_n) * -(-num_rows // shape.block_t)
+            stage_bytes = shape.block_n * (64 + 8) + shape.block_t * 256
+            resident = (228 << 10) // (shape.num_stages * stage_bytes + 1024)
+            assert shape.num_splits == 1 or tiles * shape.num_splits <= resident * 132

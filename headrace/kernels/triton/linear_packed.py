@@ -32,8 +32,7 @@ from headrace.kernels.triton.packed_wgmma_kernel import packed_wgmma_kernel
 from headrace.kernels.triton.word_matrix import CHUNK_WORDS, WordMatrix
 
 MAX_TILED_ROWS = 256
-"""Beyond it the matrix is decoded once, piece by piece, and multiplied by cuBLAS: at 256 rows that takes 51 us for
-6144 x 4096 (int4-g32, one H200), tiles take 43."""
+"""Beyond it the matrix is decoded once, piece by piece, and multiplied by cuBLAS."""
 
 MAX_FP32_ROWS = 32
 """The same where the matrix units do not multiply: large tiles do not fit registers."""

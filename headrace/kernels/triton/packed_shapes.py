@@ -65,31 +65,34 @@ def row_shape(num_words: int, bits: int, group_columns: int) -> PackedRowShape:
 
 
 def tile_shape(num_rows: int, num_outputs: int, num_words: int) -> PackedTileShape:
-    """As measured likewise: all rows in one tile, so that weights are decoded once, and programs to fill the device."""
-    rows = triton.next_power_of_2(num_rows)
-    if rows <= 32:
-        block_t, block_n, stages, warps, wanted = max(16, rows), 64, 6 if rows <= 16 else 5, 4, 400
-    else:
-        block_t, block_n, stages, warps = min(rows, 128), 128, 4, 8
-        wanted = 200 if rows == 64 else 100
+    """All rows in one tile, so that weights are decoded once, and programs to fill the device. On Hopper only fp32 and
+    rows that cannot be copied 16 bytes at a time come here."""
+    block_t = max(16, min(triton.next_power_of_2(num_rows), 128))
+    block_n, warps = (64, 4) if block_t <= 32 else (128, 8)
     programs = triton.cdiv(num_outputs, block_n) * triton.cdiv(num_rows, block_t)
-    splits = max(1, min(8, wanted // programs, num_words // 128))
-    return PackedTileShape(block_t, block_n, stages, warps, 1 << (splits.bit_length() - 1))
+    splits = max(1, min(8, 2 * _MULTIPROCESSORS // programs, num_words // 128))
+    return PackedTileShape(block_t, block_n, 4, warps, splits)
 
 
 def wgmma_shape(
     num_rows: int, num_outputs: int, num_words: int, chunk: int, scale_bytes: int
 ) -> PackedWgmmaShape:
-    """All rows in one tile; more outputs a program where there are more rows, which every program reads.
+    """As measured on an H200 (``bench_quant.py --variants``): wide tiles where they fill the device, for each reads all
+    of x; else splits, but only as many as are there at the same time.
 
     chunk: columns of one.  scale_bytes: of an output's scales and minimums of a chunk.
     """
-    block_t = max(16, triton.next_power_of_2(num_rows))
-    block_n, warps, resident = {16: (128, 8, 2), 32: (128, 8, 2), 64: (256, 8, 1), 128: (256, 8, 1)}.get(
-        block_t, (128, 8, 1)
-    )
+    is_wide = num_outputs >= 128 * _MULTIPROCESSORS
+    block_t = max(16, min(triton.next_power_of_2(num_rows), 128))
+    if block_t <= 32:
+        block_n, warps, resident = (128, 8, 2) if is_wide else (64, 4, 4)
+    elif block_t == 64:
+        block_n, warps, resident = 128, 4, 2
+    else:
+        block_n, warps, resident = 256 if is_wide else 128, 8, 1
+    programs = triton.cdiv(num_outputs, block_n) * triton.cdiv(num_rows, block_t)
     most = max(1, min(8, num_words // (CHUNK_WORDS * _MIN_CHUNKS)))
-    splits = min(most, max(1, round(resident * _MULTIPROCESSORS / triton.cdiv(num_outputs, block_n))))
+    splits = min(most, max(1, resident * _MULTIPROCESSORS // programs))
     stages = wgmma_stages(block_t, block_n, chunk, scale_bytes, resident)
     return PackedWgmmaShape(block_t, block_n, stages, warps, splits)
 
