@@ -112,7 +112,7 @@ class SchedulerConfig:
     stream_interval: int | None = knob(
         None,
         "steps whose tokens a stream sends together; by default 1 on a GPU, and on a CPU, whose cores also send, as "
-        "many as keep all streams to 600 chunks a second, at most those of 40 ms",
+        "many as keep all streams to 400 chunks a second, at most those of 40 ms",
     )
     max_waiting_requests: int = knob(4096, "waiting requests; more are refused with a CapacityError")
 

@@ -139,7 +139,7 @@ class _Choices:
             if getattr(given, name) is None
         }
         if given.stream_interval is None:
-            paced = "as many as keep all streams to 600 chunks a second"
+            paced = "as many as keep all streams to 400 chunks a second"
             choices["stream_interval"] = (
                 resolved.stream_interval,
                 where if resolved.stream_interval else paced,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest
 
-MAX_CHUNKS_PER_S = 600
+MAX_CHUNKS_PER_S = 400
 """Chunks that all streams together may have in a second. One costs the API's process 60 us, and a client on the same
-machine as much: 600 are 4 % of two cores."""
+machine as much: 400 are 3 % of two cores."""
 
 MAX_GAP_S = 0.04
 """Chunks of a stream follow one another so soon, give or take half a step: 25 a second look like a flow."""
