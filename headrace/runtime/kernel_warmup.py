@@ -14,10 +14,11 @@ import torch
 
 from headrace.checkpoint import ModelArchitecture
 from headrace.kernels.triton.launch import launch_options
-from headrace.kernels.triton.model_widths import ModelWidths
+from headrace.kernels.triton.model_widths import ModelWidths, PackedForm
 from headrace.kernels.triton.rank_exchange import RankExchange
 from headrace.kernels.triton.warmup import WarmupReport, decode_calls, first_token_calls, warm_up
 from headrace.platforms.cuda import use_gpu
+from headrace.quant.precision import Precision, Rounding
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ def widths_of(
     is_whole: bool,
     has_dense_cache: bool,
     num_slices: int = 1,
+    precision: Precision | None = None,
 ) -> ModelWidths:
     """What the kernels of one rank's part of a model depend on.
 
@@ -97,7 +99,9 @@ def widths_of(
         is_whole: the rank has all layers, or its part of each and a way to add up with the others.
         has_dense_cache: keys and values are of that type, too.
         num_slices: parts of the vocabulary that tokens are picked from.
+        precision: what the user asked weights to be rounded to; of packed weights in files nothing is known yet.
     """
+    precision = precision or Precision()
     return ModelWidths(
         hidden_size=arch.hidden_size,
         intermediate_size=arch.intermediate_size // tensor_parallel_size,
@@ -115,4 +119,13 @@ def widths_of(
         has_dense_cache=has_dense_cache,
         num_layers=arch.num_layers if is_whole else 0,
         num_slices=num_slices,
+        packed=_packed_form(precision, "model.layers.0.mlp.down_proj"),
+        packed_vocabulary=_packed_form(precision, "model.embed_tokens"),
     )
+
+
+def _packed_form(precision: Precision, module: str) -> PackedForm | None:
+    form = precision.form_of(module)
+    if not isinstance(form, Rounding):
+        return None
+    return PackedForm(form.bits, form.group_columns, form.has_zero_points)

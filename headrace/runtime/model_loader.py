@@ -33,6 +33,12 @@ class ModelFiles:
     source: ModelSource
     arch: ModelArchitecture
 
+    @property
+    def precision(self) -> Precision:
+        """What the settings ask for. Raises ConfigError."""
+        config = self.config
+        return Precision.parse(config.quantization, config.quantization_overrides, config.linear_inputs)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -66,8 +72,8 @@ class ModelLoader:
 
         Raises: CheckpointError, ConfigError; whatever the device says when it has no room.
         """
-        config, weights, stage = files.config, self.open(files, progress), self.world.stage
-        precision = Precision.parse(config.quantization, config.quantization_overrides, config.linear_inputs)
+        weights, stage = self.open(files, progress), self.world.stage
+        precision = files.precision
         context = LayerContext(
             ops=self.ops,
             weights=weights,

@@ -362,7 +362,7 @@ class Worker:
         return (self._warmup is None or self._warmup.is_done) and self._planners.may_capture()
 
     def _warm_up_kernels(self) -> KernelWarmup | None:
-        """Begin to compile what steps of dense weights need; other forms compile theirs as they go."""
+        """Begin to compile what steps need; of packed weights only what the user's settings say."""
         if self._attention != "triton":
             return None
         from headrace.runtime.kernel_warmup import KernelWarmup, widths_of
@@ -378,6 +378,7 @@ class Worker:
             is_whole=self._world.size == 1 or (exchange is not None and self._world.stage.num_stages == 1),
             has_dense_cache=self.kv_dtype == self.dtype,
             num_slices=self._world.tensor.size if self._world.tensor.keeps_slices else 1,
+            precision=self._files.precision,
         )
         return KernelWarmup(widths, self._device, exchange=exchange)
 

@@ -10,9 +10,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace.kernels.triton import attention
+from headrace.kernels.triton import attention, packed_warmup
 from headrace.kernels.triton.attention_tiles import LaunchShape, short_launch
-from headrace.kernels.triton.model_widths import ModelWidths
+from headrace.kernels.triton.linear_packed import linear_packed
+from headrace.kernels.triton.model_widths import ModelWidths, PackedForm
 from headrace.kernels.triton.warmup import decode_calls, first_token_calls, warm_up
 from tests.kernels.triton_setup import DEVICE, HALF
 
@@ -53,6 +54,29 @@ def test_attention_of_many_decodes_is_warmed_up_where_its_launch_differs(
         calls[name]()
     assert len(names) == 1 + is_there
     assert [launch.num_resident for launch in launches] == [None, 8][: len(names)]
+
+
+def test_packed_weights_have_their_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def spy(*args: Any, **options: Any) -> None:
+        asked.append(args[0].shape)
+        if len(args[0]) == 1:
+            linear_packed(*args, **options)
+
+    monkeypatch.setattr(packed_warmup, "linear_packed", spy)
+    form = PackedForm(4, 32, has_minimums=True)
+    for packed in (form, PackedForm(8, None, has_minimums=False)):
+        widths = dataclasses.replace(
+            WIDTHS, packed=packed, packed_vocabulary=PackedForm(8, 32, False), has_qkv_bias=True, num_layers=2
+        )
+        asked.clear()
+        first, decode = first_token_calls(widths, DEVICE), decode_calls(widths, DEVICE)
+        assert "decode_stack" not in decode and not any(name.startswith("linear") for name in decode)
+        for call in (first | decode).values():
+            call()
+        assert {count for count, _ in asked} == {1, 16, 64, 257}
+        assert {width for _, width in asked} == {64, 96}
 
 
 def test_few_kernels_stand_before_the_first_token() -> None:

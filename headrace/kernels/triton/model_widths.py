@@ -10,6 +10,16 @@ from headrace.kernels.triton.decode_stack import is_head_dim_stacked
 
 
 @dataclass(frozen=True, slots=True)
+class PackedForm:
+    """Weights kept as integers of so many bits, with a scale, and perhaps a minimum, for each group of columns; None: a
+    group is a row."""
+
+    bits: int
+    group_columns: int | None
+    has_minimums: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelWidths:
     """What the kernels of a model depend on, of one rank.
 
@@ -18,6 +28,7 @@ class ModelWidths:
     has_dense_cache: keys and values are of ``dtype``; of other caches, what reads and writes them is not warmed up.
     num_layers: of this rank's stage, where all of them and the embedding are there; 0: they make no decode stack.
     num_slices: parts of the vocabulary that tokens are picked from; ``vocab_size`` is that of this rank's.
+    packed, packed_vocabulary: the form of the layers' linears, and of embedding and head; None: dense.
     """
 
     hidden_size: int
@@ -36,6 +47,8 @@ class ModelWidths:
     has_dense_cache: bool = True
     num_layers: int = 0
     num_slices: int = 1
+    packed: PackedForm | None = None
+    packed_vocabulary: PackedForm | None = None
 
     @property
     def qkv(self) -> tuple[int, int]:
@@ -67,6 +80,7 @@ class ModelWidths:
         """Whether plans of one token become a decode stack."""
         return (
             self.num_layers > 0
+            and self.packed is None
             and self.has_dense_cache
             and self.windows == (None,)
             and self.soft_cap is None

@@ -29,6 +29,12 @@ from headrace.kernels.triton.fused import gated_linear, norm_linear
 from headrace.kernels.triton.linear import gemv_shape, linear
 from headrace.kernels.triton.model_widths import ModelWidths
 from headrace.kernels.triton.norm import add_rms_norm, rms_norm
+from headrace.kernels.triton.packed_warmup import (
+    DECODE_ROWS,
+    PROMPT_ROWS,
+    packed_calls,
+    packed_vocabulary_calls,
+)
 from headrace.kernels.triton.rank_exchange import RankExchange
 from headrace.kernels.triton.rope_and_store import rope_and_store
 from headrace.kernels.triton.sampling import (
@@ -74,6 +80,7 @@ def first_token_calls(widths: ModelWidths, device: torch.device) -> dict[str, Ca
     """What a prompt needs, up to its first token: eight kernels and the pick of the best token; the slowest first."""
     make = _Maker(widths, device)
     return {
+        **packed_calls(widths, device, PROMPT_ROWS),
         **make.attention_calls("prompts", 64),
         "head": lambda: make.linear(1, *widths.head),
         **({"rope_and_store": make.rope_and_store} if widths.has_dense_cache else {}),
@@ -88,6 +95,7 @@ def first_token_calls(widths: ModelWidths, device: torch.device) -> dict[str, Ca
         "rms_norm": lambda: rms_norm(make.hidden(2), make.norm(), _EPS, make.hidden(2)),
         "embedding": lambda: embedding(make.ids(), make.rows(1, widths.hidden_size), make.hidden(1)),
         "best token": make.best,
+        **packed_vocabulary_calls(widths, device),
     }
 
 
@@ -103,8 +111,10 @@ def decode_calls(
     calls = make.attention_calls("decodes", 1) | make.many_decodes_calls()
     if widths.has_stack:
         calls["decode_stack"] = lambda: make_stack(widths, exchange).compile()
-    calls |= make.linear_calls()
-    calls |= make.fused_calls()
+    if widths.packed is None:
+        calls |= make.linear_calls()
+        calls |= make.fused_calls()
+    calls |= packed_calls(widths, device, DECODE_ROWS)
     calls["drawing"] = make.draw
     return calls
 
