@@ -1,9 +1,9 @@
 """All layers of one token in one launch: the kernel with a ring of weights against the plain one, by context, on a GPU.
 
 Microseconds of all layers inside a CUDA graph, the copy of one row included; "error" is the relative difference between
-the two kernels' results over random weights, both in bf16.
+the two kernels' results over random weights, both in bf16. Packed weights of 4 bits have the kernel with a ring alone.
 
-    PYTHONPATH=. python benchmarks/kernels/bench_decode_stack.py [llama-3-8b qwen3-0.6b]
+    PYTHONPATH=. python benchmarks/kernels/bench_decode_stack.py [llama-3-8b qwen3-0.6b] [--forms plain ring int4-g32]
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import torch
 from triton_timing import graph_us
 
 import headrace.kernels.triton.decode_stack as decode_stack
-from headrace.kernels.triton.decode_stack import DecodeStack, LayerTensors
+from headrace.kernels.triton.decode_stack import DecodeStack, LayerTensors, Matrix
+from headrace.kernels.triton.word_matrix import WordMatrix
+from headrace.quant.precision import Rounding, parse_form
+from headrace.quant.rounding import round_weights
 
 CONTEXTS = (1, 128, 1024, 4096)
 BLOCK_SIZE = 16
@@ -45,13 +48,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="*", default=list(SHAPES), help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--forms", nargs="+", default=["plain", "ring", "int4-g32"])
+    args = parser.parse_args()
     with_ring = decode_stack.ring_tiles
-    for name in parser.parse_args().models:
+    for name in args.models:
         shape = SHAPES[name]
-        layers = make_layers(shape)
         expected: dict[int, torch.Tensor] = {}
-        for kind in ("plain", "ring"):
-            decode_stack.ring_tiles = with_ring if kind == "ring" else lambda layer, num_programs: None
+        for kind in args.forms:
+            layers = make_layers(shape, None if kind in ("plain", "ring") else kind)
+            decode_stack.ring_tiles = with_ring if kind != "plain" else lambda layer, num_programs: None
             stack = DecodeStack(layers, EPS, shape.heads[2] ** -0.5, shape.heads, "silu")
             stack.compile()
             cells = []
@@ -63,8 +68,8 @@ def main() -> None:
             print(f"{name} {kind}: " + ", ".join(cells), flush=True)
 
 
-def make_layers(shape: Shape) -> list[LayerTensors]:
-    """Random weights and caches."""
+def make_layers(shape: Shape, form: str | None) -> list[LayerTensors]:
+    """Random weights, in 4 bits where a form is named, and caches."""
     torch.manual_seed(0)
     num_heads, num_kv_heads, head_dim = shape.heads
     num_blocks = -(-max(CONTEXTS) // BLOCK_SIZE)
@@ -74,8 +79,13 @@ def make_layers(shape: Shape) -> list[LayerTensors]:
     norm = torch.ones(shape.hidden, device="cuda")
     head_norm = torch.ones(head_dim, device="cuda") if shape.has_qk_norm else None
 
-    def weight(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) * 0.02
+    def weight(rows: int, columns: int) -> Matrix:
+        made = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) * 0.02
+        if form is None:
+            return made
+        rounding = parse_form(form)
+        assert isinstance(rounding, Rounding)
+        return WordMatrix.pack(round_weights(made, rounding))
 
     return [
         LayerTensors(

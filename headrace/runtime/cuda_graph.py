@@ -25,6 +25,7 @@ from headrace.kernels.op_plan import OpPlan, record
 from headrace.kernels.registry import Ops
 from headrace.layers.sliced_logits import SlicedLogits
 from headrace.runtime.graph_inputs import GraphInputs, InputViews
+from headrace.runtime.plan_compiler import PlanCompiler
 from headrace.runtime.request_states import RequestStates
 from headrace.runtime.sampler import PackedTokens
 from headrace.runtime.step_layout import StepLayout
@@ -107,6 +108,7 @@ class GraphedSteps:
         capture: makes a graph.
         may_capture: whether now: the kernels of optimized plans are compiled and no other thread launches. Until then
             kinds run op by op, as recorded.
+        compiler: of what optimized plans need; without one it is compiled in the step that runs them first.
         picks: the model has a head, so that graphs of decodes pick tokens.
         link: to the neighbours of a pipeline's stage.
     """
@@ -124,6 +126,7 @@ class GraphedSteps:
         optimize: Callable[[OpPlan, int], OpPlan],
         capture: Capture,
         may_capture: Callable[[], bool] = lambda: True,
+        compiler: PlanCompiler | None = None,
         picks: bool = True,
         link: Link | None = None,
     ) -> None:
@@ -135,6 +138,7 @@ class GraphedSteps:
         self._optimize = optimize
         self._capture = capture
         self._may_capture = may_capture
+        self._compiler = compiler or PlanCompiler(in_background=False)
         self._picks = picks
         self._link = link
         self._buckets = [size for size in BUCKETS if size <= max_tokens]
@@ -144,6 +148,7 @@ class GraphedSteps:
         self._rows = torch.arange(min(self._buckets[-1], max_requests), device=device)
         self._batch: ForwardBatch
         self._recorded: dict[tuple[int, bool], OpPlan] = {}
+        self._optimized: dict[tuple[int, bool], OpPlan] = {}
         self._plans: dict[tuple[int, bool], OpPlan] = {}
         self._replays: dict[StepKind, Callable[[], None]] = {}
         self._outputs: dict[StepKind, _Outputs] = {}
@@ -201,12 +206,13 @@ class GraphedSteps:
         if kind in self._replays:
             self._replays[kind]()
             return self._outputs[kind]
-        may_capture = bool(self._seen) and self._may_capture()
+        may_capture = bool(self._seen) and self._may_capture() and self._compiler.is_idle
         if may_capture and kind in self._seen:
             self._optimize_plan(kind)
+        is_optimized = (kind.bucket, kind.has_long_tiles) in self._plans
         self._body(kind)  # also loads the kernels of an optimized plan, which is not done under capture
         outputs = self._outputs[kind]
-        if may_capture and (self._optimize_plan(kind) or kind in self._seen):
+        if may_capture and (self._optimize_plan(kind) or (is_optimized and kind in self._seen)):
             self._replays[kind] = self._capture(lambda: self._body(kind))
             if not self._plans[kind.bucket, kind.has_long_tiles].reads_attention_work:
                 self._need_no_plan.add(kind)
@@ -214,10 +220,15 @@ class GraphedSteps:
         return outputs
 
     def _optimize_plan(self, kind: StepKind) -> bool:
-        """From here on the steps of this size run fewer ops. Whether they ran as few already."""
+        """From here on, or once their kernels are compiled, the steps of this size run fewer ops. Whether they ran as
+        few already."""
         key = (kind.bucket, kind.has_long_tiles)
         if key not in self._plans:
-            self._plans[key] = self._optimize(self._recorded[key], kind.bucket)
+            if key not in self._optimized:
+                self._optimized[key] = self._optimize(self._recorded[key], kind.bucket)
+            if not self._compiler.is_ready(self._optimized[key]):
+                return False
+            self._plans[key] = self._optimized[key]
         return self._plans[key] is self._recorded[key]
 
     def _body(self, kind: StepKind) -> None:

@@ -37,6 +37,7 @@ from headrace.runtime.memory_ledger import MemoryLedger
 from headrace.runtime.model_loader import LoadedModel, ModelFiles, ModelLoader, Progress, forms_of
 from headrace.runtime.model_runner import Model, ModelRunner
 from headrace.runtime.native_step import NativeStep
+from headrace.runtime.plan_compiler import PlanCompiler
 from headrace.runtime.replayed_step import ReplayedStep
 from headrace.runtime.request_states import RequestStates
 from headrace.runtime.staged_model import StagedModel
@@ -342,6 +343,7 @@ class Worker:
             optimize=self._fuse,
             capture=self._booked(CudaCapture()),
             may_capture=self._may_capture,
+            compiler=PlanCompiler(in_background=self._world.size == 1),
             picks=self._world.stage.is_last,
             link=link,
         )

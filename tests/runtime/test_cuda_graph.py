@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from headrace.engine.engine_core import EngineCore
 from headrace.kernels.op_plan import OpCall, OpPlan, Symbol
 from headrace.kernels.reference import sampling
 from headrace.runtime.cuda_graph import GraphedSteps
+from headrace.runtime.plan_compiler import PlanCompiler
 from headrace.runtime.worker import Worker
 from tests.e2e.tiny_models import make_model
 
@@ -171,6 +174,52 @@ def test_until_kernels_are_ready_recorded_ops_run(tmp_path: Path) -> None:
     core.shutdown()
     assert sum(capture.num_replays) > 2 and len(optimized) == len(set(optimized))
     assert [tokens for tokens, _ in eager.values()] == [tokens for tokens, _ in graphed.values()]
+
+
+class CompiledOp:
+    """An op that takes until it is told to compile."""
+
+    def __init__(self, op: Any) -> None:
+        self._op, self.may_end, self.num_calls = op, threading.Event(), 0
+
+    def compile(self) -> None:
+        assert self.may_end.wait(60)
+
+    def __call__(self, *args: Any) -> None:
+        assert self.may_end.is_set(), "it was run before it was compiled"
+        self.num_calls += 1
+        self._op(*args)
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_while_a_plan_compiles_recorded_ops_run(tmp_path: Path, in_background: bool) -> None:
+    """A kernel whose form is known from the loaded weights only does not hold up steps; ranks wait for it."""
+    make_model("llama", tmp_path)
+    core = build_core(tmp_path)
+    ops: list[CompiledOp] = []
+
+    def optimize(plan: OpPlan, num_tokens: int) -> OpPlan:
+        first, *rest = plan.calls
+        ops.append(CompiledOp(first.op))
+        if not in_background:
+            ops[-1].may_end.set()
+        return OpPlan([replace(first, op=ops[-1]), *rest], plan.buffers, plan.result)
+
+    worker = core.executor._worker  # type: ignore[attr-defined]
+    compiler = PlanCompiler(in_background)
+    capture = add_small_steps(worker, 8, optimize=optimize, compiler=compiler)
+    eager = answers(core, PARAMS)
+    if in_background:
+        assert ops and not capture.num_replays and not any(op.num_calls for op in ops)
+        assert len(ops) == 1, "one plan at a time"
+    for _ in range(8):
+        for op in ops:
+            op.may_end.set()
+        core.reset_prefix_cache()
+        again = answers(core, PARAMS)
+        assert [tokens for tokens, _ in eager.values()] == [tokens for tokens, _ in again.values()]
+    assert sum(capture.num_replays) > 2 and any(op.num_calls for op in ops)
+    core.shutdown()
 
 
 @pytest.mark.parametrize("is_fused", [False, True])

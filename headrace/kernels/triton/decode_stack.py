@@ -23,11 +23,13 @@ from headrace.kernels.triton.launch import (
     max_shared_bytes,
     num_multiprocessors,
 )
+from headrace.kernels.triton.packed_ring_config import packed_ring_config
 from headrace.kernels.triton.rank_exchange import RankExchange, Ranks
 from headrace.kernels.triton.ring_stack_kernel import ring_stack_kernel
 from headrace.kernels.triton.row_product import Share
 from headrace.kernels.triton.stack_places import NUM_PLACES, Place
 from headrace.kernels.triton.weight_ring import NUM_WARPS, RingConfig, ring_config
+from headrace.kernels.triton.word_matrix import WordMatrix
 
 _TILE_NUMBERS = 1024 if INTERPRETED else 16384
 _BLOCK_KEYS = 16 if INTERPRETED else 64
@@ -46,15 +48,18 @@ class HasTable(Protocol):
     block_table: torch.Tensor
 
 
+Matrix = torch.Tensor | WordMatrix
+
+
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
-    """One layer's tensors and what it shares with the others."""
+    """One layer's tensors and what it shares with the others. Its four matrices are all tensors or all packed."""
 
-    qkv: torch.Tensor
+    qkv: Matrix
     bias: torch.Tensor | None
-    output: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    output: Matrix
+    gate_up: Matrix
+    down: Matrix
     norm_1: torch.Tensor
     norm_2: torch.Tensor
     q_norm: torch.Tensor | None
@@ -63,6 +68,11 @@ class LayerTensors:
     v_cache: torch.Tensor
     common: tuple[Any, ...]
     cos_sin: torch.Tensor
+
+    @property
+    def matrices(self) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+        """In the order in which they are multiplied."""
+        return self.qkv, self.output, self.gate_up, self.down
 
 
 class DecodeStack:
@@ -92,11 +102,14 @@ class DecodeStack:
         first = layers[0]
         self._layers = layers  # keeps the tensors alive
         self._eps, self._scale = eps, scale
-        device, dtype = first.qkv.device, first.qkv.dtype
-        self._num_programs = _num_programs(device, exchange)
+        device, dtype = first.k_cache.device, first.k_cache.dtype
+        self._num_programs = num_programs_of(device, exchange)
         self._config = _config(layers, heads, kind, self._num_programs)
         self._ring = ring_tiles(first, self._num_programs)
         assert self._ring is not None or exchange is None, "only the kernel with a ring knows of ranks"
+        assert self._ring is not None or not is_packed(first), (
+            "only the kernel with a ring knows packed weights"
+        )
         self._shares = _shares(first, self._num_programs) if self._ring is None else ()
         self._places = _places(layers).to(device)
         self._exchange = exchange or RankExchange(Ranks(), self._places, self._places, self._num_programs)
@@ -159,8 +172,8 @@ class DecodeStack:
         first, ring = self._layers[0], self._ring
         vectors = (residual, hidden, self._spare)
         tensors = (
-            self._qkv, self._attended, self._act, first.qkv, first.norm_1, first.k_cache, self._places, first.cos_sin,
-            positions, slot_mapping, block_table, self._partials, self._log_sums, self._counters,
+            self._qkv, self._attended, self._act, numbers_of(first.qkv), first.norm_1, first.k_cache, self._places,
+            first.cos_sin, positions, slot_mapping, block_table, self._partials, self._log_sums, self._counters,
         )  # fmt: skip
         numbers = (first.k_cache.stride(0), self._scale, self._eps, self._config)
         if ring is None:
@@ -169,7 +182,8 @@ class DecodeStack:
         return ring_stack_kernel, (*vectors, *tensors, *shared, *numbers, ring, self._exchange.ranks)
 
 
-def _num_programs(device: torch.device, exchange: RankExchange | None) -> int:
+def num_programs_of(device: torch.device, exchange: RankExchange | None) -> int:
+    """Programs of a stack's launch."""
     if INTERPRETED:
         return 1
     return num_multiprocessors(device) if exchange is None else exchange.num_programs
@@ -220,7 +234,26 @@ def ring_tiles(layer: LayerTensors, num_programs: int) -> RingConfig | None:
     hidden, num_inner = layer.down.shape
     outputs = (layer.qkv.shape[0], hidden, num_inner, hidden)
     inputs = (hidden, layer.output.shape[1], hidden, num_inner)
-    return ring_config(outputs, inputs, num_programs, max_shared_bytes(layer.qkv.device) - _OTHER_BYTES)
+    num_bytes = max_shared_bytes(numbers_of(layer.qkv).device) - _OTHER_BYTES
+    packed = [matrix for matrix in layer.matrices if isinstance(matrix, WordMatrix)]
+    if packed:
+        dtype = layer.k_cache.dtype
+        return (
+            packed_ring_config(packed, outputs, inputs, dtype, num_programs, num_bytes)
+            if len(packed) == 4
+            else None
+        )
+    return ring_config(outputs, inputs, num_programs, num_bytes)
+
+
+def is_packed(layer: LayerTensors) -> bool:
+    """Whether its matrices are codes."""
+    return any(isinstance(matrix, WordMatrix) for matrix in layer.matrices)
+
+
+def numbers_of(matrix: Matrix) -> torch.Tensor:
+    """The tensor of weights, or of words."""
+    return matrix.codes if isinstance(matrix, WordMatrix) else matrix
 
 
 def divide(n: int, k: int, num_programs: int, num_matrices: int = 1) -> Share:
@@ -251,12 +284,13 @@ def _places(layers: Sequence[LayerTensors]) -> torch.Tensor:
 
 def tensors_of(first: LayerTensors, layer: LayerTensors) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
     """(column of the table, base, tensor) of a layer's tensors that exist."""
+    weights = numbers_of(first.qkv)
     columns = (
-        (Place.QKV, first.qkv, layer.qkv),
-        (Place.BIAS, first.qkv, layer.bias),
-        (Place.OUTPUT, first.qkv, layer.output),
-        (Place.GATE_UP, first.qkv, layer.gate_up),
-        (Place.DOWN, first.qkv, layer.down),
+        (Place.QKV, weights, numbers_of(layer.qkv)),
+        (Place.BIAS, weights, layer.bias),
+        (Place.OUTPUT, weights, numbers_of(layer.output)),
+        (Place.GATE_UP, weights, numbers_of(layer.gate_up)),
+        (Place.DOWN, weights, numbers_of(layer.down)),
         (Place.NORM_1, first.norm_1, layer.norm_1),
         (Place.NORM_2, first.norm_1, layer.norm_2),
         (Place.Q_NORM, first.norm_1, layer.q_norm),

@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from headrace.kernels.triton.grid_wait import arrive, arrive_anywhere, wait_for, wait_for_all
+from headrace.kernels.triton.packed_ring import ask_packed, make_packed_ring, packed_product
 from headrace.kernels.triton.ring_stack_attention import as_operands, attend_units, load_halves, load_unit
 from headrace.kernels.triton.stack_places import NUM_PLACES, Place
 from headrace.kernels.triton.weight_ring import (
@@ -113,6 +114,35 @@ def _part_pointers(parts_ptr, hidden_ptr, place, C: gl.constexpr, X: gl.constexp
     return outs, ours
 
 
+@gluon.jit
+def _fill(weights_ptr, places_ptr, counts, dtype: gl.constexpr, C: gl.constexpr, R: gl.constexpr):
+    """The ring with all its tiles asked for, and the place of the next."""
+    if R.is_packed:
+        ring = make_packed_ring(R)
+    else:
+        ring = make_ring(dtype, R)
+    place = first_place(gl.program_id(0) * 0, places_ptr, C)
+    for _ in range(R.num_slots):
+        if R.is_packed:
+            place = ask_packed(ring, place, counts, weights_ptr, places_ptr, C, R)
+        else:
+            place = ask_next(ring, place, counts, weights_ptr, places_ptr, C, R)
+    return ring, place
+
+
+@gluon.jit
+def _product(
+    flow, slot, place, scale, bias_ptr, out_ptrs, PART: gl.constexpr, NUM_OUTS: gl.constexpr, C: gl.constexpr,
+    R: gl.constexpr,
+):  # fmt: skip
+    """As ``weight_ring.product``, of either kind of weights."""
+    if R.is_packed:
+        slot, place = packed_product(flow, slot, place, scale, out_ptrs, PART, NUM_OUTS, C, R)
+    else:
+        slot, place = product(flow, slot, place, scale, bias_ptr, out_ptrs, PART, NUM_OUTS, C, R)
+    return slot, place
+
+
 @gluon.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr", "table_ptr"])
 def ring_stack_kernel(
     residual_ptr, hidden_ptr, spare_ptr, qkv_ptr, attended_ptr, act_ptr, weights_ptr, norms_ptr,
@@ -134,14 +164,12 @@ def ring_stack_kernel(
     first_outs, first_parts = _part_pointers(parts_ptr, hidden_ptr, 0, C, X)
     second_outs, second_parts = _part_pointers(parts_ptr, hidden_ptr, 1, C, X)
     all_counters = _addresses(arrivals_ptr, 0, counters_ptr.dtype, X.size)
-    ring = make_ring(weights_ptr.dtype.element_ty, R)
-    x_view = gl.allocate_shared_memory(weights_ptr.dtype.element_ty, [R.block_inputs], FLAT)
+    dtype: gl.constexpr = residual_ptr.dtype.element_ty
+    x_view = gl.allocate_shared_memory(dtype, [R.block_inputs], FLAT)
     counts = (count_tiles(0, R), count_tiles(1, R), count_tiles(2, R), count_tiles(3, R))
+    ring, place = _fill(weights_ptr, places_ptr, counts, dtype, C, R)
     flow = (ring, x_view, counts, weights_ptr, places_ptr)
     taken = program * 0
-    place = first_place(taken, places_ptr, C)
-    for _ in range(R.num_slots):
-        place = ask_next(ring, place, counts, weights_ptr, places_ptr, C, R)
     k_ptr, v_ptr, bias_ptr, norm_1, norm_2, q_norm, k_norm = _pointers(
         weights_ptr, norms_ptr, cache_ptr, places_ptr, 0
     )
@@ -155,7 +183,7 @@ def ring_stack_kernel(
             norms = (q_1, q_2, k_1, k_2)
         inverse_rms = _norm(residual_ptr, second_parts, layer > 0, spare_ptr, weight, x_view, eps, C, X.size)
         weight = _norm_weight(norm_2, C)
-        taken, place = product(flow, taken, place, inverse_rms, bias_ptr, (qkv_ptr,), 0, 1, C, R)
+        taken, place = _product(flow, taken, place, inverse_rms, bias_ptr, (qkv_ptr,), 0, 1, C, R)
 
         arrive(counters_ptr)
         k_first, k_second, v = as_operands(k_first, k_second, v)
@@ -170,21 +198,21 @@ def ring_stack_kernel(
         arrived += num_programs
         wait_for(counters_ptr, arrived)
         _stage(attended_ptr, x_view, R.inputs[1])
-        taken, place = product(flow, taken, place, 1.0, bias_ptr, first_outs, 1, X.size, C, R)
+        taken, place = _product(flow, taken, place, 1.0, bias_ptr, first_outs, 1, X.size, C, R)
 
         arrived, all_arrived = _meet(counters_ptr, all_counters, arrived, all_arrived, X)
         inverse_rms = _norm(spare_ptr, first_parts, True, residual_ptr, weight, x_view, eps, C, X.size)
         k_ptr, v_ptr, bias_ptr, norm_1, norm_2, q_norm, k_norm = _pointers(
             weights_ptr, norms_ptr, cache_ptr, places_ptr, gl.minimum(layer + 1, C.num_layers - 1)
         )
-        taken, place = product(flow, taken, place, inverse_rms, bias_ptr, (act_ptr,), 2, 1, C, R)
+        taken, place = _product(flow, taken, place, inverse_rms, bias_ptr, (act_ptr,), 2, 1, C, R)
 
         arrive(counters_ptr)
         arrived += num_programs
         wait_for(counters_ptr, arrived)
         _stage(act_ptr, x_view, R.inputs[3])
         weight = _norm_weight(norm_1, C)
-        taken, place = product(flow, taken, place, 1.0, bias_ptr, second_outs, 3, X.size, C, R)
+        taken, place = _product(flow, taken, place, 1.0, bias_ptr, second_outs, 3, X.size, C, R)
 
         arrived, all_arrived = _meet(counters_ptr, all_counters, arrived, all_arrived, X)
     if program == 0:

@@ -11,13 +11,17 @@ from headrace.kernels.op_plan import OpCall, OpPlan, Symbol
 from headrace.kernels.triton.decode_stack import (
     DecodeStack,
     LayerTensors,
+    Matrix,
     is_head_dim_stacked,
+    is_packed,
+    num_programs_of,
     offset_between,
     ring_tiles,
     tensors_of,
 )
 from headrace.kernels.triton.norm import add_rms_norm
 from headrace.kernels.triton.rank_exchange import RankExchange
+from headrace.kernels.triton.word_matrix import WordMatrix
 
 LAYER_OPS = (
     "linear",
@@ -57,7 +61,9 @@ def stack_layers(plan: OpPlan, exchange: RankExchange | None = None) -> OpPlan |
     residual, hidden, attention_plan, positions, slots, eps, scale, heads, kind = layers[0].common
     if calls[0].args[2] != residual or calls[-1].args[:2] != (hidden, residual):
         return None
-    if exchange is not None and ring_tiles(layers[0], exchange.num_programs) is None:
+    num_programs = num_programs_of(layers[0].k_cache.device, exchange)
+    needs_ring = exchange is not None or is_packed(layers[0])
+    if needs_ring and ring_tiles(layers[0], num_programs) is None:
         return None
     stack = DecodeStack(layers, eps, scale, heads, kind, exchange)
     args = (residual, hidden, attention_plan, positions, slots)
@@ -70,7 +76,7 @@ def stack_layers(plan: OpPlan, exchange: RankExchange | None = None) -> OpPlan |
 
 def _layer(calls: Sequence[OpCall], is_first: bool, add_norm: str) -> LayerTensors | None:
     """A layer's tensors, if its calls are those of a plain decoder layer and linked as in one."""
-    norm, *rest = calls
+    norm, *rest = (_as_linear(call) for call in calls)
     if norm.name != ("rms_norm" if is_first else add_norm):
         return None
     if tuple(call.name for call in rest) != tuple(
@@ -107,31 +113,46 @@ def _layer(calls: Sequence[OpCall], is_first: bool, add_norm: str) -> LayerTenso
     )  # fmt: skip
 
 
+def _as_linear(call: OpCall) -> OpCall:
+    """A product with packed weights and inputs that are not rounded is a linear like any other."""
+    if call.name != "linear_packed" or call.args[5] != 32:
+        return call
+    return OpCall("linear", call.op, call.args[:5], call.symbols)
+
+
 def _is_whole(linear: OpCall, x: Any, out: Any) -> bool:
     """Whether a linear reads ``x`` and writes ``out`` from its first column on."""
     return linear.args[0] == x and linear.args[3] == out and linear.args[4] == 0
 
 
 def _is_alike(first: LayerTensors, other: LayerTensors) -> bool:
-    weights = [(layer.qkv, layer.output, layer.gate_up, layer.down) for layer in (first, other)]
     norms = [(layer.norm_1, layer.norm_2) for layer in (first, other)]
     caches = [(layer.k_cache, layer.v_cache) for layer in (first, other)]
-    dtype, num_queries, head_dim = first.qkv.dtype, first.common[7][0], first.common[7][2]
+    num_queries, head_dim = first.common[7][0], first.common[7][2]
     if not all(isinstance(cache, torch.Tensor) for pair in caches for cache in pair):
         return False  # quantized: codes and scales
-    block_size = first.k_cache.shape[2]
+    dtype, block_size = first.k_cache.dtype, first.k_cache.shape[2]
     return (
         first.common == other.common
         and first.cos_sin.data_ptr() == other.cos_sin.data_ptr()
-        and all(a.shape == b.shape for a, b in zip(*weights, strict=True))
-        and all(w.dtype == dtype and w.is_contiguous() for w in weights[1])
+        and all(_is_like(a, b, dtype) for a, b in zip(first.matrices, other.matrices, strict=True))
         and dtype in (torch.bfloat16, torch.float16)
         and all(norm.dtype == torch.float32 for norm in norms[1])
         and all(cache.dtype == dtype and cache.stride(0) == first.k_cache.stride(0) for cache in caches[1])
         and all(cache.stride()[1:] == (block_size * head_dim, head_dim, 1) for cache in caches[1])
         and (first.bias is None) == (other.bias is None)
+        and not (is_packed(first) and first.bias is not None)
         and (first.q_norm is None) == (other.q_norm is None)
         and is_head_dim_stacked(head_dim)
         and num_queries * head_dim == first.output.shape[1]
         and all(offset_between(base, tensor) is not None for _, base, tensor in tensors_of(first, other))
     )
+
+
+def _is_like(one: Matrix, other: Matrix, dtype: torch.dtype) -> bool:
+    """Whether two layers' matrices are of one form, and weights that are not packed of the type."""
+    if isinstance(one, WordMatrix) and isinstance(other, WordMatrix):
+        return one.form == other.form and other.is_in_one_piece
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return one.shape == other.shape and other.dtype == dtype and other.is_contiguous()

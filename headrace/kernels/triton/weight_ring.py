@@ -24,7 +24,7 @@ from headrace.kernels.triton.stack_places import NUM_PLACES
 NUM_WARPS = 8
 _ALIGNMENT, _NUMBER_BYTES = 16, 2
 _UNIT, _NUM_PLACES = gl.constexpr(_ALIGNMENT), gl.constexpr(NUM_PLACES)
-_copy = (
+async_load = (
     getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 )  # renamed in Triton 3.8
 FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -49,6 +49,11 @@ class RingConfig:
     num_slots: int
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether weights are 4-bit codes (``PackedRingConfig``)."""
+        return False
 
     @property
     def block_inputs(self) -> int:
@@ -113,7 +118,8 @@ def count_tiles(PART: gl.constexpr, R: gl.constexpr):
 
 
 @gluon.jit
-def _select(part, first, second, third, fourth):
+def select(part, first, second, third, fourth):
+    """The one of a part."""
     return gl.where(part < 2, gl.where(part == 0, first, second), gl.where(part == 2, third, fourth))
 
 
@@ -124,10 +130,10 @@ def ask_next(ring, place, counts, weights_ptr, places_ptr, C: gl.constexpr, R: g
     place: (slot, layer, part, row of tiles, round, offset of the part's matrix in units of 16 elements, and of the next
     part's, which is loaded long before it is used).
     """
-    slot, layer, part, tile, round, offset, next_offset = place
+    slot, layer, part, tile, round, offset, _ = place
     HALF: gl.constexpr = R.num_rows // 2
-    k = _select(part, R.units(0), R.units(1), R.units(2), R.units(3)) * _UNIT
-    n = _select(part, R.outputs[0], R.outputs[1], R.outputs[2], R.outputs[3])
+    k = select(part, R.units(0), R.units(1), R.units(2), R.units(3)) * _UNIT
+    n = select(part, R.outputs[0], R.outputs[1], R.outputs[2], R.outputs[3])
     is_pair = part == 2
     line = gl.arange(0, R.num_rows, layout=gl.SliceLayout(1, TILE))
     col = gl.arange(0, R.block_k, layout=gl.SliceLayout(0, TILE))
@@ -138,19 +144,26 @@ def ask_next(ring, place, counts, weights_ptr, places_ptr, C: gl.constexpr, R: g
     away = (line + gl.where(is_second, n, 0)) * k
     inside = (first + line < n) & (layer < C.num_layers)
     away = away[:, None] + col[None, :]
-    _copy(
+    async_load(
         ring.index(slot),
         start + away,
         mask=gl.broadcast(inside[:, None], away)[0],
         eviction_policy="evict_first",
     )
     async_copy.commit_group()
+    return advance(place, counts, places_ptr, C, R)
+
+
+@gluon.jit
+def advance(place, counts, places_ptr, C: gl.constexpr, R: gl.constexpr):
+    """The place after one, in order."""
+    slot, layer, part, tile, round, offset, next_offset = place
     slot = gl.where(slot == R.num_slots - 1, 0, slot + 1)
     round += 1
-    if round == _select(part, R.rounds(0), R.rounds(1), R.rounds(2), R.rounds(3)):
+    if round == select(part, R.rounds(0), R.rounds(1), R.rounds(2), R.rounds(3)):
         round = 0
         tile += 1
-        if tile == _select(part, counts[0], counts[1], counts[2], counts[3]):
+        if tile == select(part, counts[0], counts[1], counts[2], counts[3]):
             tile = 0
             layer = gl.where(part == 3, layer + 1, layer)
             part = gl.where(part == 3, 0, part + 1)
@@ -203,22 +216,31 @@ def product(
             eight = gl.convert_layout(eight, EIGHTS, assert_trivial=True)
             acc += gl.convert_layout(gl.sum(eight, axis=2), PARTIAL)
         y = gl.sum(acc, axis=1) * scale
-        line = gl.arange(0, R.num_rows, layout=SUMS)
-        first = (gl.program_id(0) + tile * gl.num_programs(0)) * R.lines(PART)
-        if PART == 2:
-            y = y.to(dtype).to(gl.float32)
-            gate, up = _half(y, line < R.num_rows // 2, R), _half(y, line >= R.num_rows // 2, R)
-            row = first + gl.arange(0, R.num_rows // 2, layout=gate.type.layout)
-            y = _activate(gate, C.is_silu) * up
-            inside = row < R.outputs[PART]
-        else:
-            row = first + line
-            inside = row < R.outputs[PART]
-            if PART == 0 and C.has_bias:
-                y += gl.load(bias_ptr + row, mask=inside, other=0.0).to(gl.float32)
-        for index in gl.static_range(NUM_OUTS):
-            gl.store(out_ptrs[index] + row, y.to(dtype), mask=inside)
+        finish_rows(y, tile, out_ptrs, bias_ptr, dtype, PART, NUM_OUTS, C.has_bias, C, R)
     return slot, place
+
+
+@gluon.jit
+def finish_rows(
+    y, tile, out_ptrs, bias_ptr, dtype: gl.constexpr, PART: gl.constexpr, NUM_OUTS: gl.constexpr,
+    HAS_BIAS: gl.constexpr, C: gl.constexpr, R: gl.constexpr,
+):  # fmt: skip
+    """Activate and store the sums of a row of tiles, fp32 [num_rows]."""
+    line = gl.arange(0, R.num_rows, layout=y.type.layout)
+    first = (gl.program_id(0) + tile * gl.num_programs(0)) * R.lines(PART)
+    if PART == 2:
+        y = y.to(dtype).to(gl.float32)
+        gate, up = _half(y, line < R.num_rows // 2, R), _half(y, line >= R.num_rows // 2, R)
+        row = first + gl.arange(0, R.num_rows // 2, layout=gate.type.layout)
+        y = _activate(gate, C.is_silu) * up
+        inside = row < R.outputs[PART]
+    else:
+        row = first + line
+        inside = row < R.outputs[PART]
+        if PART == 0 and HAS_BIAS:
+            y += gl.load(bias_ptr + row, mask=inside, other=0.0).to(gl.float32)
+    for index in gl.static_range(NUM_OUTS):
+        gl.store(out_ptrs[index] + row, y.to(dtype), mask=inside)
 
 
 @gluon.jit

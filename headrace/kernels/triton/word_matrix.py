@@ -17,6 +17,9 @@ a chunk's words are neighbouring columns, of one group, and make a step of the m
 ROW_MULTIPLE = 128
 """Scales are there for so many rows, so that tiles of up to as many load them unmasked."""
 
+ALIGNMENT = 512
+"""Bytes of whose multiples words, scales and minimums begin."""
+
 _MAX_SPAN = 64
 
 
@@ -39,6 +42,32 @@ class WordMatrix:
     minimums: Tensor | None
 
     @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_rows, self.num_columns
+
+    @property
+    def form(self) -> tuple[int, int, int, int, torch.dtype, bool]:
+        """Of matrices with the same, the same kernel multiplies."""
+        return *self.shape, self.bits, self.group_columns, self.scales.dtype, self.minimums is None
+
+    @property
+    def scales_after(self) -> int:
+        """Bytes from the first word to the first scale."""
+        return _aligned(self.codes.nbytes)
+
+    @property
+    def minimums_after(self) -> int:
+        """Bytes from the first word to the first minimum."""
+        return self.scales_after + _aligned(self.scales.nbytes)
+
+    @property
+    def is_in_one_piece(self) -> bool:
+        """Whether scales and minimums lie there, as ``pack`` leaves them."""
+        start, scales = self.codes.data_ptr(), self.scales.data_ptr()
+        is_whole = scales == start + self.scales_after
+        return is_whole and (self.minimums is None or self.minimums.data_ptr() == start + self.minimums_after)
+
+    @property
     def num_bytes(self) -> int:
         """Of codes and scales."""
         minimums = 0 if self.minimums is None else self.minimums.nbytes
@@ -56,7 +85,8 @@ class WordMatrix:
         bits = 4 if matrix.bits == 4 and group != 16 else 8
         codes = matrix.codes if bits == 4 else matrix.codes.to(torch.int16) - matrix.code_offset
         shape = (matrix.num_rows, matrix.num_columns)
-        return cls(*shape, bits, group, _words(codes, bits), scales, minimums)
+        words, scales, minimums = _one_behind_the_other(_words(codes, bits), scales, minimums)
+        return cls(*shape, bits, group, words, scales, minimums)
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
@@ -67,6 +97,26 @@ def _words(codes: Tensor, bits: int) -> Tensor:
     if bits == 4:
         planes = planes[..., 0::2] | (planes[..., 1::2] << 4)
     return planes.contiguous().view(torch.int32).flatten(1)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _one_behind_the_other(
+    words: Tensor, scales: Tensor, minimums: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The same in one piece of memory, each aligned: where scales are then follows from where words are."""
+    tensors = [words, scales] if minimums is None else [words, scales, minimums]
+    starts = [0]
+    for tensor in tensors:
+        starts.append(starts[-1] + _aligned(tensor.nbytes))
+    memory = torch.empty(starts[-1], dtype=torch.uint8, device=words.device)
+    views = []
+    for tensor, start in zip(tensors, starts, strict=False):
+        view = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        views.append(view.copy_(tensor))
+    return views[0], views[1], None if minimums is None else views[2]
 
 
 def _by_group(scales: GroupScales) -> Tensor:
