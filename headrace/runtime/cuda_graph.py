@@ -11,6 +11,7 @@ of optimized plans are ready. Until then the recorded ops run: nothing waits for
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -277,7 +278,7 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool: Any = None
-        self._stream = torch.cuda.Stream()
+        self._stream = _capture_stream(torch.cuda.current_device())
 
     def __call__(self, body: Callable[[], None]) -> Callable[[], None]:
         """Capture what ``body`` launches; nothing runs until the graph is replayed."""
@@ -293,6 +294,12 @@ class CudaCapture:
         current.wait_stream(self._stream)
         self._pool = self._pool or graph.pool()
         return graph.replay
+
+
+@functools.cache
+def _capture_stream(device_index: int) -> torch.cuda.Stream:
+    """One for all captures of a process: cuBLAS keeps a workspace of 32 MiB for each stream that it has seen."""
+    return torch.cuda.Stream(device_index)
 
 
 def _has_long_tiles(plan: AttentionPlan) -> bool:
