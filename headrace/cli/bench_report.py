@@ -15,10 +15,10 @@ PERCENTILES = (50, 90, 99)
 def report(outputs: list[RequestOutput], wall_s: float) -> dict[str, Any]:
     """Figures of one run. Times in milliseconds, rates per second of wall time.
 
-    ttft_ms counts from a request's arrival, itl_ms between tokens of one answer.
-    decode_tokens_per_s is one stream's rate: the inverse of the mean time between tokens.
+    ttft_ms counts from a request's arrival, itl_ms between tokens of one answer, those that came together taken as one.
+    decode_tokens_per_s is one stream's rate: tokens after the first by the time from the first to the last.
     """
-    ttft, itl = _latencies_ms(outputs)
+    ttft, itl, num_decoded = _latencies_ms(outputs)
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
     num_output = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     return {
@@ -29,7 +29,7 @@ def report(outputs: list[RequestOutput], wall_s: float) -> dict[str, Any]:
         "wall_s": wall_s,
         "prompt_tokens_per_s": num_prompt / wall_s,
         "output_tokens_per_s": num_output / wall_s,
-        "decode_tokens_per_s": 1e3 * len(itl) / sum(itl) if sum(itl) else 0.0,
+        "decode_tokens_per_s": 1e3 * num_decoded / sum(itl) if itl else 0.0,
         "ttft_ms": spread(ttft),
         "itl_ms": spread(itl),
     }
@@ -76,13 +76,16 @@ def spread(values: Iterable[float]) -> dict[str, float]:
     return {"mean": sum(ordered) / len(ordered), **ranks}
 
 
-def _latencies_ms(outputs: list[RequestOutput]) -> tuple[list[float], list[float]]:
+def _latencies_ms(outputs: list[RequestOutput]) -> tuple[list[float], list[float], int]:
+    """(times to first tokens, times between tokens or chunks, how many tokens came after the first ones)."""
     ttft: list[float] = []
     itl: list[float] = []
+    num_decoded = 0
     for output in outputs:
         metrics = output.metrics or {}
         for times in metrics.get("token_times", []):
             if times:
                 ttft.append(1e3 * (times[0] - metrics["arrival_time"]))
-            itl += [1e3 * (after - before) for before, after in itertools.pairwise(times)]
-    return ttft, itl
+                num_decoded += len(times) - 1
+            itl += [1e3 * (after - before) for before, after in itertools.pairwise(times) if after > before]
+    return ttft, itl, num_decoded

@@ -146,6 +146,13 @@ def test_report_figures() -> None:
     assert figures["decode_tokens_per_s"] == pytest.approx(1 / 0.15)
 
 
+def test_tokens_that_came_together_are_one_for_the_time_between_them() -> None:
+    figures = report([output(10.0, [10.5, 10.6, 10.6, 10.8, 10.8])], wall_s=1.0)
+    assert figures["itl_ms"]["p50"] == pytest.approx(100) and figures["itl_ms"]["mean"] == pytest.approx(150)
+    assert figures["decode_tokens_per_s"] == pytest.approx(4 / 0.3)
+    assert report([output(10.0, [10.5, 10.5])], wall_s=1.0)["decode_tokens_per_s"] == 0.0
+
+
 def test_spread_is_by_nearest_rank() -> None:
     assert spread(range(1, 101)) == {"mean": 50.5, "p50": 50, "p90": 90, "p99": 99}
     assert spread([7.0]) == {"mean": 7.0, "p50": 7.0, "p90": 7.0, "p99": 7.0}
