@@ -18,8 +18,9 @@ from headrace.kernels.triton.attention_kernels import (
     merge_kernel,
     short_tiles_kernel,
 )
-from headrace.kernels.triton.attention_ring import coded_ring_kernel, takes_ring
-from headrace.kernels.triton.attention_tiles import LaunchShape, long_launch, ring_launch, short_launch
+from headrace.kernels.triton.attention_ring import coded_ring_kernel
+from headrace.kernels.triton.attention_ring_tiles import ring_launch, takes_ring
+from headrace.kernels.triton.attention_tiles import LaunchShape, long_launch, short_launch
 from headrace.kernels.triton.attention_work import AttentionWork, PackedWork, TileRows, pack_plan
 from headrace.kernels.triton.launch import INTERPRETED, launch_options, num_multiprocessors
 from headrace.kernels.triton.library_attention import LIBRARY_KEY

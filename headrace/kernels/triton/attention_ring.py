@@ -7,12 +7,10 @@ Queries are brought into fp16's range by a power of two a row, weights by the la
 
 Every warp has keys of its own and an online softmax of its own; they are merged at the end of a unit.
 
-Legend: as in ``attention_kernels``; W warps, S keys of a warp in one round, G = W * S / 16 sixteens of keys.
+Legend: as in ``attention_kernels`` and ``attention_ring_codes``.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -20,11 +18,29 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace.kernels.triton import attention_common as common
-from headrace.kernels.triton.launch import INTERPRETED, architecture
+from headrace.kernels.triton.attention_ring_codes import (
+    KEY_E4M3,
+    KEY_E5M2,
+    KEY_INT8,
+    SHARED,
+    SIXTEEN,
+    VALUE_E4M3,
+    VALUE_E5M2,
+    VALUE_INT8,
+    WORDS,
+    ask,
+    bases,
+    key_operand,
+    key_words,
+    load_ids,
+    load_scales,
+    numbers,
+    scale_words,
+    scores_layout,
+    value_operand,
+    value_words,
+)
 
-HEAD_DIM = 128
-SIXTEEN = gl.constexpr(16)
-_WORDS = gl.constexpr(HEAD_DIM // 4)
 _HIDDEN, _LOG2_E, _FAR = (gl.constexpr(x.value) for x in (common.HIDDEN, common.LOG2_E, common.FAR))
 _NUM_SHORT, _ROWS_AT, _ITEMS_AT, _ITEM_SIZE = (
     gl.constexpr(x.value) for x in (common.NUM_SHORT, common.ROWS_AT, common.ITEMS_AT, common.ITEM_SIZE)
@@ -40,116 +56,6 @@ _REQUEST, _KV_START, _KV_END, _ROW_START, _ROW_COUNT, _PARTIAL_START = (
         common.PARTIAL_START,
     )
 )
-_copy = (
-    getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-)  # renamed in Triton 3.8
-SHARED = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
-
-
-_ARCHITECTURE = 90
-
-
-def takes_ring(shape: dict[str, Any]) -> bool:
-    """Whether the kernel can take 8-bit caches and tiles of this shape (the arguments of a ``TileConfig``)."""
-    is_placed = all(shape[f"{name}_plane_codes"] % 64 == 0 for name in "kv")
-    return (
-        not INTERPRETED
-        and architecture() >= _ARCHITECTURE
-        and shape["head_dim"] == HEAD_DIM
-        and shape["block_size"] % SIXTEEN.value == 0
-        and is_placed
-        and not shape["has_soft_cap"]
-        and shape["num_heads"] // shape["num_kv_heads"] <= SIXTEEN.value
-    )
-
-
-def _in_pairs(*steps: str) -> gl.constexpr:
-    """PTX of two words ($4, $5) and four pairs of fp16."""
-    return gl.constexpr("{ .reg .b32 x, y, u, v; .reg .b16 a, b, c, d;\n" + "\n".join(steps) + "\n}")
-
-
-_BY_DIMS = ("mov.b32 x, $4;", "mov.b32 y, $5;")  # first word: $0 $1, second: $2 $3
-_BY_KEYS = ("prmt.b32 x, $4, $5, 0x5140;", "prmt.b32 y, $4, $5, 0x7362;")  # of byte j of both words: $j
-
-
-def _fp8(kind: str) -> tuple[str, ...]:
-    return (
-        "mov.b32 {a, b}, x;",
-        "mov.b32 {c, d}, y;",
-        *(f"cvt.rn.f16x2.{kind}x2 ${place}, {half};" for place, half in enumerate("abcd")),
-    )
-
-
-def _upper() -> tuple[str, ...]:
-    """A code of e5m2 is the upper byte of fp16."""
-    return (
-        "mov.b32 u, 0;",
-        *(
-            f"prmt.b32 ${place}, {word}, u, {pick};"
-            for place, (word, pick) in enumerate((w, p) for w in "xy" for p in ("0x1404", "0x3424"))
-        ),
-    )
-
-
-def _int8() -> tuple[str, ...]:
-    """0x6400 is 1024, of which a byte is the lowest bits of the fraction."""
-    steps = ["xor.b32 x, x, 0x80808080;", "xor.b32 y, y, 0x80808080;", "mov.b32 u, 0x64646464;"]
-    steps.append("mov.b32 v, 0xe480e480;")  # -1152
-    for place, (word, pick) in enumerate((w, p) for w in "xy" for p in ("0x4140", "0x4342")):
-        steps += [f"prmt.b32 ${place}, {word}, u, {pick};", f"add.rn.f16x2 ${place}, ${place}, v;"]
-    return tuple(steps)
-
-
-_KEY_E4M3, _VALUE_E4M3 = (_in_pairs(*first, *_fp8("e4m3")) for first in (_BY_DIMS, _BY_KEYS))
-_KEY_E5M2, _VALUE_E5M2 = (_in_pairs(*first, *_upper()) for first in (_BY_DIMS, _BY_KEYS))
-_KEY_INT8, _VALUE_INT8 = (_in_pairs(*first, *_int8()) for first in (_BY_DIMS, _BY_KEYS))
-
-
-@gluon.constexpr_function
-def _scores(warps):
-    return gl.NVMMADistributedLayout([2, 0], [warps, 1, 1], [1, 16, 8])
-
-
-@gluon.constexpr_function
-def _bases(count, rank, first=1):
-    """Of ``count`` places from one to the next in the first of ``rank`` dims."""
-    return [[first << i] + [0] * (rank - 1) for i in range(count.bit_length() - 1)]
-
-
-@gluon.constexpr_function
-def _copy_words(warps, sixteens):
-    """[G, 16, words]: 16 bytes a thread, each warp what it will read."""
-    each = sixteens // warps
-    reg = [[0, 0, 1], [0, 0, 2], [0, 4, 0], [0, 8, 0], *_bases(each, 3)]
-    lane = [[0, 0, 4], [0, 0, 8], [0, 0, 16], [0, 1, 0], [0, 2, 0]]
-    return gl.DistributedLinearLayout(reg, lane, _bases(warps, 3, each), [], [sixteens, 16, 32])
-
-
-@gluon.constexpr_function
-def _key_words(warps, sixteens):
-    """[G, 16, words]: 32 bytes of every eighth key a thread."""
-    each = sixteens // warps
-    reg = [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 8, 0], *_bases(each, 3)]
-    lane = [[0, 0, 8], [0, 0, 16], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
-    return gl.DistributedLinearLayout(reg, lane, _bases(warps, 3, each), [], [sixteens, 16, 32])
-
-
-@gluon.constexpr_function
-def _value_words(warps, sixteens):
-    """[G, 16, words]: 16 bytes of four keys a thread."""
-    each = sixteens // warps
-    reg = [[0, 1, 0], [0, 0, 1], [0, 0, 2], [0, 8, 0], *_bases(each, 3)]
-    lane = [[0, 2, 0], [0, 4, 0], [0, 0, 4], [0, 0, 8], [0, 0, 16]]
-    return gl.DistributedLinearLayout(reg, lane, _bases(warps, 3, each), [], [sixteens, 16, 32])
-
-
-@gluon.constexpr_function
-def _scale_words(warps, sixteens):
-    """[G, 16]: a key's scale where its scores are."""
-    each = sixteens // warps
-    reg = [[0, 1], [0, 8], *_bases(each, 2)]
-    lane = [[0, 2], [0, 4], [0, 0], [0, 0], [0, 0]]
-    return gl.DistributedLinearLayout(reg, lane, _bases(warps, 2, each), [], [sixteens, 16])
 
 
 @gluon.constexpr_function
@@ -157,93 +63,22 @@ def _query_words(warps):
     """[W, 16, D]: 64 bytes of two rows a thread, the same in each warp."""
     reg = [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 0, 8], [0, 0, 16], [0, 8, 0]]
     lane = [[0, 0, 32], [0, 0, 64], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
-    return gl.DistributedLinearLayout(reg, lane, _bases(warps, 3), [], [warps, 16, 128])
+    return gl.DistributedLinearLayout(reg, lane, bases(warps, 3), [], [warps, 16, 128])
 
 
 @gluon.jit
-def _block_place(blocks, stride):
-    return blocks.to(gl.uint32).to(gl.uint64) * stride.to(gl.uint32).to(gl.uint64)
+def _load_rows(item, rows_ptr, row):
+    """[M] each: whether there is a row, its token; positions [1, M, 1], and the lowest of them."""
+    is_row = row < gl.load(item + _ROW_COUNT)
+    at = rows_ptr + (gl.load(item + _ROW_START) + row) * 2
+    token = gl.load(at, mask=is_row, other=0)
+    position = gl.load(at + 1, mask=is_row, other=0)
+    return is_row, token, position[None, :][:, :, None], gl.min(gl.where(is_row, position, _FAR), axis=0)
 
 
 @gluon.jit
-def _load_ids(table, first, end, C: gl.constexpr, LAYOUT: gl.constexpr):
-    """[G] ids of the blocks that hold the sixteens of keys from ``first`` on; 0 from ``end`` on."""
-    key = first + SIXTEEN * gl.arange(0, C.block_n // SIXTEEN, layout=LAYOUT)
-    return gl.load(table + key // C.block_size, mask=key < end, other=0)
-
-
-@gluon.jit
-def _ask(target, source, blocks, first, start, end, word_stride, C: gl.constexpr, WARPS: gl.constexpr):
-    """Ask for the words of the keys from ``first`` on; zeros outside of [start, end).
-
-    As a number a code may be none, and a weight of zero would let it into the result.
-    """
-    LAYOUT: gl.constexpr = _copy_words(WARPS, C.block_n // SIXTEEN)
-    ROWS: gl.constexpr = gl.SliceLayout(2, LAYOUT)
-    COLUMNS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
-    sixteen = gl.arange(0, C.block_n // SIXTEEN, layout=gl.SliceLayout(1, ROWS))
-    slot = gl.arange(0, 16, layout=gl.SliceLayout(0, ROWS))
-    word = gl.arange(0, _WORDS, layout=gl.SliceLayout(0, COLUMNS))
-    place = _block_place(gl.convert_layout(blocks, gl.SliceLayout(1, ROWS), assert_trivial=True), word_stride)
-    if C.block_size != SIXTEEN:
-        place += ((first + SIXTEEN * sixteen) % C.block_size * _WORDS).to(gl.uint64)
-    pointers = (
-        source + place[:, None][:, :, None] + (slot * _WORDS)[None, :][:, :, None] + word[None, :][:, None, :]
-    )
-    inside = (SIXTEEN * sixteen)[:, None] + slot[None, :] < end - first
-    if C.has_window:
-        inside = inside & ((SIXTEEN * sixteen)[:, None] + slot[None, :] >= start - first)
-    mask = gl.broadcast(inside[:, :, None], pointers)[0]
-    _copy(target, pointers, mask=mask)
-    async_copy.commit_group()
-
-
-@gluon.jit
-def _load_scales(scales_ptr, blocks, first, end, scales_stride, C: gl.constexpr, WARPS: gl.constexpr):
-    """[W, S] scales of the keys from ``first`` on; anything outside of them."""
-    LAYOUT: gl.constexpr = _scale_words(WARPS, C.block_n // SIXTEEN)
-    sixteen = gl.arange(0, C.block_n // SIXTEEN, layout=gl.SliceLayout(1, LAYOUT))
-    slot = gl.arange(0, 16, layout=gl.SliceLayout(0, LAYOUT))
-    place = _block_place(blocks, scales_stride)
-    if C.block_size != SIXTEEN:
-        place += ((first + SIXTEEN * sixteen) % C.block_size).to(gl.uint64)
-    pointers = scales_ptr + place[:, None] + slot[None, :]
-    mask = gl.broadcast((SIXTEEN * sixteen < end - first)[:, None], pointers)[0]
-    scales = gl.load(pointers, mask=mask, other=0.0).reshape([WARPS, C.block_n // WARPS])
-    return gl.convert_layout(scales, gl.SliceLayout(1, _scores(WARPS)), assert_trivial=True)
-
-
-@gluon.jit
-def _numbers(words, PTX: gl.constexpr):
-    return gl.inline_asm_elementwise(
-        PTX,
-        "=r,=r,=r,=r,r,r",
-        [words],
-        dtype=(gl.float16, gl.float16, gl.float16, gl.float16),
-        is_pure=True,
-        pack=2,
-    )
-
-
-@gluon.jit
-def _key_operand(k, C: gl.constexpr, WARPS: gl.constexpr):
-    """[G, 16, words] -> [W, words, S]"""
-    k = k.reshape([WARPS, C.block_n // WARPS, 4, 2, 2, 2]).permute([0, 3, 4, 2, 5, 1])
-    k = k.reshape([WARPS, _WORDS, C.block_n // WARPS])
-    return gl.convert_layout(k, gl.DotOperandLayout(1, _scores(WARPS), 2), assert_trivial=True)
-
-
-@gluon.jit
-def _value_operand(v, C: gl.constexpr, WARPS: gl.constexpr):
-    """[G, 16, words] -> [W, S, words]"""
-    v = v.reshape([WARPS, C.block_n // WARPS, 8, 4]).permute([0, 1, 3, 2])
-    v = v.reshape([WARPS, C.block_n // WARPS, _WORDS])
-    return gl.convert_layout(v, gl.DotOperandLayout(1, _scores(WARPS), 2), assert_trivial=True)
-
-
-@gluon.jit
-def _load_queries(qkv_ptr, qkv_stride, token, head, is_row, C: gl.constexpr, WARPS: gl.constexpr):
-    """(four quarters [W, M, words] of the queries in the order of the keys' numbers, [W, M] what divided them)."""
+def _load_queries(qkv_ptr, qkv_stride, token, head, is_row, scale, C: gl.constexpr, WARPS: gl.constexpr):
+    """(four quarters [W, M, words] of the queries in the order of the keys' numbers, [W, M] their factor)."""
     LAYOUT: gl.constexpr = _query_words(WARPS)
     M: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT))
     warp = gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
@@ -260,27 +95,28 @@ def _load_queries(qkv_ptr, qkv_stride, token, head, is_row, C: gl.constexpr, WAR
     inverse = ((127 + exponent) << 23).to(gl.float32, bitcast=True)
     q = (q * factor[:, :, None]).to(gl.float16)
     q = q.reshape([WARPS, 16, 4, 2, 2, 2, 2, 2]).permute([0, 1, 3, 4, 2, 7, 5, 6])
-    first, second = gl.split(q.reshape([WARPS, 16, _WORDS, 2, 2]))  # halves of pairs: the other bit stays
+    first, second = gl.split(q.reshape([WARPS, 16, WORDS, 2, 2]))  # halves of pairs: the other bit stays
     q0, q2 = gl.split(first)
     q1, q3 = gl.split(second)
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, _scores(WARPS), 2)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, scores_layout(WARPS), 2)
     q0 = gl.convert_layout(q0, LEFT, assert_trivial=True)
     q1 = gl.convert_layout(q1, LEFT, assert_trivial=True)
     q2 = gl.convert_layout(q2, LEFT, assert_trivial=True)
     q3 = gl.convert_layout(q3, LEFT, assert_trivial=True)
-    return q0, q1, q2, q3, gl.convert_layout(inverse, gl.SliceLayout(2, _scores(WARPS)))
+    inverse = gl.convert_layout(inverse, gl.SliceLayout(2, scores_layout(WARPS)))
+    return q0, q1, q2, q3, inverse * (scale * _LOG2_E)
 
 
 @gluon.jit
 def _product(q0, q1, q2, q3, k, FORMAT: gl.constexpr, C: gl.constexpr, WARPS: gl.constexpr):
     """[W, M, S] products of queries and codes of keys."""
-    PTX: gl.constexpr = _KEY_INT8 if FORMAT == "int8" else (_KEY_E4M3 if FORMAT == "fp8e4nv" else _KEY_E5M2)
-    k0, k1, k2, k3 = _numbers(k, PTX)
-    product = gl.full([WARPS, 16, C.block_n // WARPS], 0.0, gl.float32, _scores(WARPS))
-    product = mma_v2(q0, _key_operand(k0, C, WARPS), product)
-    product = mma_v2(q1, _key_operand(k1, C, WARPS), product)
-    product = mma_v2(q2, _key_operand(k2, C, WARPS), product)
-    return mma_v2(q3, _key_operand(k3, C, WARPS), product)
+    PTX: gl.constexpr = KEY_INT8 if FORMAT == "int8" else (KEY_E4M3 if FORMAT == "fp8e4nv" else KEY_E5M2)
+    k0, k1, k2, k3 = numbers(k, PTX)
+    product = gl.full([WARPS, 16, C.block_n // WARPS], 0.0, gl.float32, scores_layout(WARPS))
+    product = mma_v2(q0, key_operand(k0, C, WARPS), product)
+    product = mma_v2(q1, key_operand(k1, C, WARPS), product)
+    product = mma_v2(q2, key_operand(k2, C, WARPS), product)
+    return mma_v2(q3, key_operand(k3, C, WARPS), product)
 
 
 @gluon.jit
@@ -288,14 +124,14 @@ def _add_values(
     acc0, acc1, acc2, acc3, weight, shrink, v, FORMAT: gl.constexpr, C: gl.constexpr, WARPS: gl.constexpr
 ):  # fmt: skip
     PTX: gl.constexpr = (
-        _VALUE_INT8 if FORMAT == "int8" else (_VALUE_E4M3 if FORMAT == "fp8e4nv" else _VALUE_E5M2)
+        VALUE_INT8 if FORMAT == "int8" else (VALUE_E4M3 if FORMAT == "fp8e4nv" else VALUE_E5M2)
     )
-    weight = gl.convert_layout(weight, gl.DotOperandLayout(0, _scores(WARPS), 2), assert_trivial=True)
-    v0, v1, v2, v3 = _numbers(v, PTX)
-    acc0 = mma_v2(weight, _value_operand(v0, C, WARPS), acc0 * shrink)
-    acc1 = mma_v2(weight, _value_operand(v1, C, WARPS), acc1 * shrink)
-    acc2 = mma_v2(weight, _value_operand(v2, C, WARPS), acc2 * shrink)
-    acc3 = mma_v2(weight, _value_operand(v3, C, WARPS), acc3 * shrink)
+    weight = gl.convert_layout(weight, gl.DotOperandLayout(0, scores_layout(WARPS), 2), assert_trivial=True)
+    v0, v1, v2, v3 = numbers(v, PTX)
+    acc0 = mma_v2(weight, value_operand(v0, C, WARPS), acc0 * shrink)
+    acc1 = mma_v2(weight, value_operand(v1, C, WARPS), acc1 * shrink)
+    acc2 = mma_v2(weight, value_operand(v2, C, WARPS), acc2 * shrink)
+    acc3 = mma_v2(weight, value_operand(v3, C, WARPS), acc3 * shrink)
     return acc0, acc1, acc2, acc3
 
 
@@ -306,7 +142,7 @@ def _mask(
     """Scores of keys that rows do not see hidden, scales of values outside of [start, end) zero: only where there may
     be any."""
     if C.has_window or first + C.block_n > gl.minimum(end, lowest + 1):
-        KEYS: gl.constexpr = gl.SliceLayout(1, _scores(WARPS))
+        KEYS: gl.constexpr = gl.SliceLayout(1, scores_layout(WARPS))
         warp = gl.arange(0, WARPS, layout=gl.SliceLayout(1, KEYS))
         lane = gl.arange(0, C.block_n // WARPS, layout=gl.SliceLayout(0, KEYS))
         place = warp[:, None] * (C.block_n // WARPS) + lane[None, :]
@@ -321,13 +157,43 @@ def _mask(
 
 
 @gluon.jit
+def _fill(
+    k_ring, v_ring, k_start, v_start, table, begin, start, end, word_stride,
+    IDS: gl.constexpr, C: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """Ask for as many rounds as the ring has slots."""
+    STAGES: gl.constexpr = C.num_stages
+    for stage in gl.static_range(STAGES):
+        first = begin + stage * C.block_n
+        blocks = load_ids(table, first, end, C, IDS)
+        ask(k_ring.index(stage), k_start, blocks, first, start, end, word_stride, C, WARPS)
+        ask(v_ring.index(stage), v_start, blocks, first, start, end, word_stride, C, WARPS)
+
+
+@gluon.jit
+def _weigh(score, v_scale, factor, top, total, largest, WARPS: gl.constexpr):
+    """One step of the online softmax: (weights of the codes of values, by what sums until now shrink, and the new
+    highest score, total and largest scale)."""
+    new_top = gl.maximum(top, gl.max(score, axis=2) * factor)
+    weight = gl.exp2(score * factor[:, :, None] - new_top[:, :, None])
+    shrink = gl.exp2(top - new_top)
+    total = total * shrink + gl.sum(weight, axis=2)
+    new_largest = gl.maximum(largest, gl.max(v_scale, axis=1))
+    fraction = v_scale * (1.0 / new_largest)[:, None]
+    PER_WARP: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, scores_layout(WARPS)))
+    change = gl.convert_layout(largest / new_largest, PER_WARP)
+    weight = (weight * fraction[:, None, :]).to(gl.float16)
+    return weight, shrink * change[:, None], new_top, total, new_largest
+
+
+@gluon.jit
 def _store_quarter(
     acc, factor, total, out_ptr, out_stride, partials_ptr, token, row, head, is_row, partial_start,
     QUARTER: gl.constexpr, C: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """Of each word of a head the dim ``QUARTER``, of all warps' accs."""
     result = gl.sum(acc * factor[:, :, None], axis=0) / total[:, None]
-    label = gl.arange(0, _WORDS, layout=gl.SliceLayout(0, gl.SliceLayout(0, _scores(WARPS))))
+    label = gl.arange(0, WORDS, layout=gl.SliceLayout(0, gl.SliceLayout(0, scores_layout(WARPS))))
     dim = 16 * (label % 8) + 4 * (label // 8) + QUARTER
     if partial_start < 0:
         place = token.to(gl.int64)[:, None] * out_stride + head[:, None] * C.head_dim + dim[None, :]
@@ -337,6 +203,41 @@ def _store_quarter(
     else:
         place = ((partial_start + row).to(gl.int64) * C.num_heads + head)[:, None] * C.head_dim + dim[None, :]
         gl.store(partials_ptr + place, result, mask=gl.broadcast(is_row[:, None], place)[0])
+
+
+@gluon.jit
+def _store(
+    acc0, acc1, acc2, acc3, top, total, largest, out_ptr, out_stride, partials_ptr, log_sums_ptr, token, row,
+    head, is_row, partial, C: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """All warps' results as one, to the output or to partial slots with their log2-sum-exp."""
+    SCORES: gl.constexpr = scores_layout(WARPS)
+    O: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, SCORES))
+    ROWS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, SCORES))
+    top_0 = gl.convert_layout(gl.convert_layout(gl.max(top, axis=0), O), ROWS)
+    factor = gl.exp2(top - top_0[None, :])
+    total = gl.sum(total * factor, axis=0)
+    total = gl.where(total > 0.0, total, 1.0)
+    largest = gl.convert_layout(largest, gl.SliceLayout(1, gl.SliceLayout(2, SCORES)))
+    factor = factor * largest[:, None]
+    if partial >= 0:
+        place = (partial + row).to(gl.int64) * C.num_heads + head
+        gl.store(log_sums_ptr + place, top_0 + gl.log2(gl.convert_layout(total, ROWS)), mask=is_row)
+    total = gl.convert_layout(total, O)
+    token, row = gl.convert_layout(token, O), gl.convert_layout(row, O)
+    head, is_row = gl.convert_layout(head, O), gl.convert_layout(is_row, O)
+    _store_quarter(
+        acc0, factor, total, out_ptr, out_stride, partials_ptr, token, row, head, is_row, partial, 0, C, WARPS
+    )  # fmt: skip
+    _store_quarter(
+        acc1, factor, total, out_ptr, out_stride, partials_ptr, token, row, head, is_row, partial, 1, C, WARPS
+    )  # fmt: skip
+    _store_quarter(
+        acc2, factor, total, out_ptr, out_stride, partials_ptr, token, row, head, is_row, partial, 2, C, WARPS
+    )  # fmt: skip
+    _store_quarter(
+        acc3, factor, total, out_ptr, out_stride, partials_ptr, token, row, head, is_row, partial, 3, C, WARPS
+    )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["table_stride", "window"])
@@ -350,13 +251,12 @@ def coded_ring_kernel(
     if PDL:
         gdc_launch_dependents()
     SIXTEENS: gl.constexpr = C.block_n // SIXTEEN
-    SCORES: gl.constexpr = _scores(WARPS)
+    SCORES: gl.constexpr = scores_layout(WARPS)
     ROWS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, SCORES))
-    IDS: gl.constexpr = gl.SliceLayout(1, _scale_words(WARPS, SIXTEENS))
-    STAGES: gl.constexpr = C.num_stages
+    IDS: gl.constexpr = gl.SliceLayout(1, scale_words(WARPS, SIXTEENS))
     AHEAD: gl.constexpr = C.num_stages * C.block_n
-    k_ring = gl.allocate_shared_memory(gl.int32, [C.num_stages, SIXTEENS, 16, _WORDS], SHARED)
-    v_ring = gl.allocate_shared_memory(gl.int32, [C.num_stages, SIXTEENS, 16, _WORDS], SHARED)
+    k_ring = gl.allocate_shared_memory(gl.int32, [C.num_stages, SIXTEENS, 16, WORDS], SHARED)
+    v_ring = gl.allocate_shared_memory(gl.int32, [C.num_stages, SIXTEENS, 16, WORDS], SHARED)
     m = gl.arange(0, C.block_m, layout=ROWS)
     row = m // C.group
     if PDL:
@@ -380,88 +280,44 @@ def coded_ring_kernel(
             v_start = v_ptr + kv_head * (C.v_stride // 4)
             k_scales = k_scales_ptr + kv_head * C.k_plane_scales
             v_scales = v_scales_ptr + kv_head * C.v_plane_scales
-            near = _load_ids(table, begin, end, C, IDS)
-            k_scale = _load_scales(k_scales, near, begin, end, scales_stride, C, WARPS)
-            v_scale = _load_scales(v_scales, near, begin, end, scales_stride, C, WARPS)
-            for stage in gl.static_range(STAGES):
-                first = begin + stage * C.block_n
-                far = _load_ids(table, first, end, C, IDS)
-                _ask(k_ring.index(stage), k_start, far, first, start, end, word_stride, C, WARPS)
-                _ask(v_ring.index(stage), v_start, far, first, start, end, word_stride, C, WARPS)
-            near = _load_ids(table, begin + C.block_n, end, C, IDS)
-            far = _load_ids(table, begin + AHEAD, end, C, IDS)
-            is_row = row < gl.load(item + _ROW_COUNT)
+            near = load_ids(table, begin, end, C, IDS)
+            k_scale = load_scales(k_scales, near, begin, end, scales_stride, C, WARPS)
+            v_scale = load_scales(v_scales, near, begin, end, scales_stride, C, WARPS)
+            _fill(k_ring, v_ring, k_start, v_start, table, begin, start, end, word_stride, IDS, C, WARPS)
+            near = load_ids(table, begin + C.block_n, end, C, IDS)
+            far = load_ids(table, begin + AHEAD, end, C, IDS)
             head = kv_head * C.group + m % C.group
-            at = rows_ptr + (gl.load(item + _ROW_START) + row) * 2
-            token = gl.load(at, mask=is_row, other=0)
-            position = gl.load(at + 1, mask=is_row, other=0)
-            lowest = gl.min(gl.where(is_row, position, _FAR), axis=0)
-            positions = position[None, :][:, :, None]
-            q0, q1, q2, q3, factor = _load_queries(qkv_ptr, qkv_stride, token, head, is_row, C, WARPS)
-            factor = factor * (scale * _LOG2_E)
+            is_row, token, positions, lowest = _load_rows(item, rows_ptr, row)
+            q0, q1, q2, q3, factor = _load_queries(qkv_ptr, qkv_stride, token, head, is_row, scale, C, WARPS)
             top = gl.full([WARPS, C.block_m], _HIDDEN, gl.float32, gl.SliceLayout(2, SCORES))
             total = gl.full([WARPS, C.block_m], 0.0, gl.float32, gl.SliceLayout(2, SCORES))
             largest = gl.full([WARPS], 1e-30, gl.float32, gl.SliceLayout(1, gl.SliceLayout(1, SCORES)))
-            acc0 = gl.full([WARPS, C.block_m, _WORDS], 0.0, gl.float32, SCORES)
+            acc0 = gl.full([WARPS, C.block_m, WORDS], 0.0, gl.float32, SCORES)
             acc1, acc2, acc3 = acc0, acc0, acc0
             slot = 0
             for first in range(begin, end, C.block_n):
-                next_k_scale = _load_scales(k_scales, near, first + C.block_n, end, scales_stride, C, WARPS)
-                next_v_scale = _load_scales(v_scales, near, first + C.block_n, end, scales_stride, C, WARPS)
-                near = _load_ids(table, first + 2 * C.block_n, end, C, IDS)
+                next_k_scale = load_scales(k_scales, near, first + C.block_n, end, scales_stride, C, WARPS)
+                next_v_scale = load_scales(v_scales, near, first + C.block_n, end, scales_stride, C, WARPS)
+                near = load_ids(table, first + 2 * C.block_n, end, C, IDS)
                 async_copy.wait_group(2 * C.num_stages - 1)
-                k = k_ring.index(slot).load(_key_words(WARPS, SIXTEENS))
-                _ask(k_ring.index(slot), k_start, far, first + AHEAD, start, end, word_stride, C, WARPS)
+                k = k_ring.index(slot).load(key_words(WARPS, SIXTEENS))
+                ask(k_ring.index(slot), k_start, far, first + AHEAD, start, end, word_stride, C, WARPS)
                 score = _product(q0, q1, q2, q3, k, FORMAT, C, WARPS) * k_scale[:, None, :]
                 score, v_scale = _mask(score, v_scale, first, start, end, positions, lowest, window, C, WARPS)
-                new_top = gl.maximum(top, gl.max(score, axis=2) * factor)
-                weight = gl.exp2(score * factor[:, :, None] - new_top[:, :, None])
-                shrink = gl.exp2(top - new_top)
-                total = total * shrink + gl.sum(weight, axis=2)
-                top = new_top
-                new_largest = gl.maximum(largest, gl.max(v_scale, axis=1))
-                fraction = v_scale * (1.0 / new_largest)[:, None]
-                change = gl.convert_layout(
-                    largest / new_largest, gl.SliceLayout(1, gl.SliceLayout(2, SCORES))
+                weight, shrink, top, total, largest = _weigh(
+                    score, v_scale, factor, top, total, largest, WARPS
                 )
-                shrink = shrink * change[:, None]
-                largest = new_largest
-                weight = (weight * fraction[:, None, :]).to(gl.float16)
                 async_copy.wait_group(2 * C.num_stages - 1)
-                v = v_ring.index(slot).load(_value_words(WARPS, SIXTEENS))
-                _ask(v_ring.index(slot), v_start, far, first + AHEAD, start, end, word_stride, C, WARPS)
-                far = _load_ids(table, first + C.block_n + AHEAD, end, C, IDS)
+                v = v_ring.index(slot).load(value_words(WARPS, SIXTEENS))
+                ask(v_ring.index(slot), v_start, far, first + AHEAD, start, end, word_stride, C, WARPS)
+                far = load_ids(table, first + C.block_n + AHEAD, end, C, IDS)
                 acc0, acc1, acc2, acc3 = _add_values(
                     acc0, acc1, acc2, acc3, weight, shrink[:, :, None], v, FORMAT, C, WARPS
                 )  # fmt: skip
                 k_scale, v_scale = next_k_scale, next_v_scale
                 slot = gl.where(slot == C.num_stages - 1, 0, slot + 1)
             async_copy.wait_group(0)
-            best = gl.max(top, axis=0)
-            best = gl.convert_layout(best, gl.SliceLayout(1, gl.SliceLayout(0, SCORES)))
-            top_0 = gl.convert_layout(best, ROWS)
-            factor = gl.exp2(top - top_0[None, :])
-            total = gl.sum(total * factor, axis=0)
-            total = gl.where(total > 0.0, total, 1.0)
-            largest = gl.convert_layout(largest, gl.SliceLayout(1, gl.SliceLayout(2, SCORES)))
-            factor = factor * largest[:, None]
-            partial = gl.load(item + _PARTIAL_START)
-            O: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, SCORES))
-            if partial >= 0:
-                place = (partial + row).to(gl.int64) * C.num_heads + head
-                gl.store(log_sums_ptr + place, top_0 + gl.log2(gl.convert_layout(total, ROWS)), mask=is_row)
-            total = gl.convert_layout(total, O)
-            token, row_o = gl.convert_layout(token, O), gl.convert_layout(row, O)
-            head, is_row = gl.convert_layout(head, O), gl.convert_layout(is_row, O)
-            _store_quarter(
-                acc0, factor, total, out_ptr, out_stride, partials_ptr, token, row_o, head, is_row, partial, 0, C, WARPS
-            )  # fmt: skip
-            _store_quarter(
-                acc1, factor, total, out_ptr, out_stride, partials_ptr, token, row_o, head, is_row, partial, 1, C, WARPS
-            )  # fmt: skip
-            _store_quarter(
-                acc2, factor, total, out_ptr, out_stride, partials_ptr, token, row_o, head, is_row, partial, 2, C, WARPS
-            )  # fmt: skip
-            _store_quarter(
-                acc3, factor, total, out_ptr, out_stride, partials_ptr, token, row_o, head, is_row, partial, 3, C, WARPS
+            _store(
+                acc0, acc1, acc2, acc3, top, total, largest, out_ptr, out_stride, partials_ptr, log_sums_ptr, token,
+                row, head, is_row, gl.load(item + _PARTIAL_START), C, WARPS,
             )  # fmt: skip

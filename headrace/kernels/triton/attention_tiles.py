@@ -48,10 +48,6 @@ _MANY = LaunchShape(16, 32, 2, 2, 16, num_resident=8)
 not; with 512 or fewer units a sixth slower (benchmarks/NOTES.md)."""
 
 
-FEW_UNITS = 32
-"""A step's rows times KV heads below which a unit of ``coded_ring_kernel`` takes several warps."""
-
-
 def short_launch(
     group: int,
     block_d: int,
@@ -77,14 +73,6 @@ def short_launch(
         is_many = row_units >= MANY_UNITS and block_m == _MANY.block_m
         return _MANY if is_many else LaunchShape(block_m, 64, 2, 4, 4)
     return LaunchShape(block_m, 32, 3, 4, 3)
-
-
-def ring_launch(row_units: int) -> LaunchShape:
-    """For ``coded_ring_kernel``, whose ``num_stages`` are slots of its ring.
-
-    row_units: the step's rows times KV heads; any launch is right for any number.
-    """
-    return LaunchShape(16, 128, 2, 4, 2) if row_units < FEW_UNITS else LaunchShape(16, 32, 2, 1, 10)
 
 
 def long_launch(head_dim: int, block_d: int, dtype: torch.dtype) -> LaunchShape:
