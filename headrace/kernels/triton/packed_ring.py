@@ -127,8 +127,8 @@ def _copy_scales(target, pointer, group_0, first, steps, stride, inside, R: gl.c
 
 
 @gluon.jit
-def ask_packed(ring, place, counts, weights_ptr, places_ptr, C: gl.constexpr, R: gl.constexpr):
-    """As ``ask_next``: words, scales and minimums of the tile that comes next.
+def ask_packed(ring, place, weights_ptr, C: gl.constexpr, R: gl.constexpr):
+    """As ``ask_next``: words, scales and minimums of a tile.
 
     Row 16 b + 8 h + g of a tile is so many behind the first; where two matrices share it, h says whose line 8 b + g.
     """
@@ -158,7 +158,6 @@ def ask_packed(ring, place, counts, weights_ptr, places_ptr, C: gl.constexpr, R:
         matrix_minimums = matrix + gl.multiple_of(after, 16)
         _copy_scales(minimums.index(slot), matrix_minimums, group_0, first, steps, stride, inside, R)
     async_copy.commit_group()
-    return advance(place, counts, places_ptr, C, R)
 
 
 @gluon.jit
@@ -234,13 +233,15 @@ def packed_product(
         acc_0 = gl.full([_NUM_WARPS, 32, 4], 0.0, gl.float32, LANES)
         acc_1 = acc_0
         for round in range(R.rounds(PART)):
+            following = advance(place, counts, places_ptr, C, R)
             async_copy.wait_group(R.num_slots - 1)
             operands = _load_words(words, slot, R) + _load_x(x_view, round, R)
             factors = _load_scales(scales, slot, R)
             floors = factors
             if R.has_minimums:
                 floors = _load_scales(minimums, slot, R)
-            place = ask_packed(ring, place, counts, weights_ptr, places_ptr, C, R)
+            ask_packed(ring, place, weights_ptr, C, R)
+            place = following
             slot = gl.where(slot == R.num_slots - 1, 0, slot + 1)
             sums = gl.inline_asm_elementwise(
                 R.product_ptx, R.product_constraints, operands, dtype=R.product_types, is_pure=False, pack=4

@@ -20,6 +20,7 @@ from headrace.kernels.triton.stack_places import NUM_PLACES, Place
 from headrace.kernels.triton.weight_ring import (
     FLAT,
     NUM_WARPS,
+    advance,
     ask_next,
     count_tiles,
     first_place,
@@ -124,9 +125,10 @@ def _fill(weights_ptr, places_ptr, counts, dtype: gl.constexpr, C: gl.constexpr,
     place = first_place(gl.program_id(0) * 0, places_ptr, C)
     for _ in range(R.num_slots):
         if R.is_packed:
-            place = ask_packed(ring, place, counts, weights_ptr, places_ptr, C, R)
+            ask_packed(ring, place, weights_ptr, C, R)
         else:
-            place = ask_next(ring, place, counts, weights_ptr, places_ptr, C, R)
+            ask_next(ring, place, weights_ptr, C, R)
+        place = advance(place, counts, places_ptr, C, R)
     return ring, place
 
 

@@ -124,8 +124,8 @@ def select(part, first, second, third, fourth):
 
 
 @gluon.jit
-def ask_next(ring, place, counts, weights_ptr, places_ptr, C: gl.constexpr, R: gl.constexpr):
-    """Ask for the tile that comes next in order; the place of the one after it.
+def ask_next(ring, place, weights_ptr, C: gl.constexpr, R: gl.constexpr):
+    """Ask for the tile at a place of the order.
 
     place: (slot, layer, part, row of tiles, round, offset of the part's matrix in units of 16 elements, and of the next
     part's, which is loaded long before it is used).
@@ -151,12 +151,12 @@ def ask_next(ring, place, counts, weights_ptr, places_ptr, C: gl.constexpr, R: g
         eviction_policy="evict_first",
     )
     async_copy.commit_group()
-    return advance(place, counts, places_ptr, C, R)
 
 
 @gluon.jit
 def advance(place, counts, places_ptr, C: gl.constexpr, R: gl.constexpr):
-    """The place after one, in order."""
+    """The place after one, in order. Before a round's loads and copies: at its branch the program would wait until all
+    of them are on their way."""
     slot, layer, part, tile, round, offset, next_offset = place
     slot = gl.where(slot == R.num_slots - 1, 0, slot + 1)
     round += 1
@@ -207,9 +207,11 @@ def product(
     for tile in range(counts[PART]):
         acc = gl.full([R.num_rows, R.block_k // 8], 0.0, gl.float32, PARTIAL)
         for round in range(R.rounds(PART)):
+            following = advance(place, counts, places_ptr, C, R)
             async_copy.wait_group(R.num_slots - 1)
             w = ring.index(slot).load(TILE)
-            place = ask_next(ring, place, counts, weights_ptr, places_ptr, C, R)
+            ask_next(ring, place, weights_ptr, C, R)
+            place = following
             slot = gl.where(slot == R.num_slots - 1, 0, slot + 1)
             x = _columns(x_view, round, R)
             eight = (w.to(gl.float32) * x[None, :]).reshape([R.num_rows, R.block_k // 8, 8])
