@@ -6,6 +6,7 @@ within CUDA graphs; figures are scaled to 32 layers. Every packed result is comp
     PYTHONPATH=. python benchmarks/kernels/bench_quant.py            # table; --json FILE keeps it
     PYTHONPATH=. python benchmarks/kernels/bench_quant.py --variants          # tiles to choose from, each checked
     PYTHONPATH=. python benchmarks/kernels/bench_quant.py --compile-only      # without a GPU: do the kernels compile?
+    PYTHONPATH=. python benchmarks/kernels/bench_quant.py --kv [--variants]   # attention of decodes over 8-bit caches
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from kv_variants import compare, compile_part
 from quant_variants import (
     LAYER,
     NUM_LAYERS,
@@ -50,10 +52,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--variants", action="store_true")
+    parser.add_argument("--kv", action="store_true")
     parser.add_argument("--part", default="0/1", help="i/n: compile only every n-th from the i-th on")
     parser.add_argument("--processes", type=int, default=14, help="that compile ahead")
     parser.add_argument("--seconds", type=float, default=75.0, help="no variant is begun after this time")
     args = parser.parse_args()
+    if args.kv:
+        attend(args)
+        return
     args.batches = args.batches or list(WGMMA_SHAPES if args.variants else BATCHES)
     if args.variants:
         variants(args)
@@ -96,6 +102,15 @@ def variants(args: argparse.Namespace) -> None:
         return
     print(f"{torch.cuda.get_device_name()}; torch {torch.__version__}; variants of Llama-3-8B's linears, us")
     found = run_variants(args.forms, args.batches, args.processes, args.seconds)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+def attend(args: argparse.Namespace) -> None:
+    if args.compile_only:
+        compile_part(*map(int, args.part.split("/")), args.variants)
+        return
+    found = compare(args.processes, args.variants, args.seconds)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 

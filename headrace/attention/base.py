@@ -14,11 +14,15 @@ from headrace.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads of one rank's attention layers. num_heads is a multiple of num_kv_heads."""
+    """Heads of one rank's attention layers. num_heads is a multiple of num_kv_heads.
+
+    is_coded: queries are bf16, keys and values codes of 8 bits.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    is_coded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ import torch
 
 from headrace.attention.base import AttentionShape, PlanLimits
 from headrace.attention.metadata import AttentionMetadata, AttentionPlan
+from headrace.attention.ring_split import RingSplitRule
 from headrace.attention.triton_work_list import SplitRule, TritonWorkList, build_triton_work_list
 from headrace.core.kv_cache_spec import MAX_LEVELS
 from headrace.errors import CapacityError
 from headrace.kernels.triton import attention_work as layout
 from headrace.kernels.triton.attention import WORK_KEY
+from headrace.kernels.triton.attention_ring_tiles import suits_ring
 from headrace.kernels.triton.attention_work import PackedWork, Scratch, TileRows
 
 _MAX_SCRATCH_BYTES = 256 << 20
@@ -30,7 +32,7 @@ class TritonBackend:
     def __init__(self, shape: AttentionShape, device: torch.device, limits: PlanLimits | None = None) -> None:
         self._device = device
         self._rows = TileRows.for_group(shape.num_heads // shape.num_kv_heads)
-        self._split = SplitRule(shape.num_kv_heads)
+        self._split = _split_rule(shape)
         self._buffer: torch.Tensor | None = None
         self._scratch: dict[tuple[int, int], Scratch] = {}
         self._max_partial_rows = 0
@@ -122,6 +124,11 @@ class TritonBackend:
                     f"an attention plan needs {needed} {name}, but its buffers hold {held}; "
                     "raise PlanLimits or schedule fewer tokens in one step"
                 )
+
+
+def _split_rule(shape: AttentionShape) -> SplitRule:
+    has_ring = shape.is_coded and suits_ring(shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    return (RingSplitRule if has_ring else SplitRule)(shape.num_kv_heads)
 
 
 def _views(buffer: torch.Tensor, header: list[int]) -> dict[str, torch.Tensor]:

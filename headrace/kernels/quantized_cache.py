@@ -99,6 +99,12 @@ class KVFormats:
         return 8 if self.keys.has_minimum else 1
 
 
+def is_coded(dtype: torch.dtype, kv_dtype: torch.dtype | KVFormats) -> bool:
+    """Whether bf16 queries meet keys and values of one byte a number, as GPU kernels for codes want them."""
+    is_bytes = isinstance(kv_dtype, KVFormats) and kv_dtype.keys.bits == kv_dtype.values.bits == 8
+    return is_bytes and dtype == torch.bfloat16
+
+
 _INT8 = KVFormat("int8", torch.int8, 8, 127.0)
 _E4M3 = KVFormat("fp8_e4m3", torch.float8_e4m3fn, 8, 448.0)
 _E5M2 = KVFormat("fp8_e5m2", torch.float8_e5m2, 8, 1792.0)

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from headrace.checkpoint import ModelArchitecture
+from headrace.kernels.quantized_cache import KVFormats
 from headrace.kernels.triton.launch import launch_options
 from headrace.kernels.triton.model_widths import ModelWidths, PackedForm
 from headrace.kernels.triton.rank_exchange import RankExchange
@@ -89,7 +90,7 @@ def widths_of(
     block_size: int,
     dtype: torch.dtype,
     is_whole: bool,
-    has_dense_cache: bool,
+    kv_dtype: torch.dtype | KVFormats,
     num_slices: int = 1,
     precision: Precision | None = None,
 ) -> ModelWidths:
@@ -97,7 +98,7 @@ def widths_of(
 
     Args:
         is_whole: the rank has all layers, or its part of each and a way to add up with the others.
-        has_dense_cache: keys and values are of that type, too.
+        kv_dtype: of stored keys and values, or their formats.
         num_slices: parts of the vocabulary that tokens are picked from.
         precision: what the user asked weights to be rounded to; of packed weights in files nothing is known yet.
     """
@@ -116,7 +117,7 @@ def widths_of(
         soft_cap=arch.attn_logit_softcap,
         activation="silu" if arch.hidden_act in ("silu", "swish") else "gelu_tanh",
         has_qkv_bias=arch.attention_bias,
-        has_dense_cache=has_dense_cache,
+        kv_type=kv_dtype,
         num_layers=arch.num_layers if is_whole else 0,
         num_slices=num_slices,
         packed=_packed_form(precision, "model.layers.0.mlp.down_proj"),

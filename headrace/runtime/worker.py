@@ -16,7 +16,7 @@ from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import NewRequest, SchedulerOutput
 from headrace.core.token_mask import TokenMask
 from headrace.kernels.op_plan import OpPlan
-from headrace.kernels.quantized_cache import KV_FORMATS
+from headrace.kernels.quantized_cache import KV_FORMATS, is_coded
 from headrace.kernels.registry import Ops, kernel_kinds, load_kernels
 from headrace.kv_transfer.compression import BlockCompression
 from headrace.kv_transfer.fingerprint import fingerprint
@@ -308,7 +308,8 @@ class Worker:
         runner.use(stepped, small, None if native is None else native.best_tokens)
 
     def _make_planners(self, config: DeviceConfig) -> AttentionPlanners:
-        shape = AttentionShape(self._num_heads, self._num_kv_heads, self._arch.head_dim)
+        heads = (self._num_heads, self._num_kv_heads, self._arch.head_dim)
+        shape = AttentionShape(*heads, is_coded=is_coded(self.dtype, self.kv_dtype))
         with self._memory.watching("activations"):
             library = make_attention_library(
                 config.attention_library,
@@ -378,7 +379,7 @@ class Worker:
             block_size=self._cache.block_size,
             dtype=self.dtype,
             is_whole=self._world.size == 1 or (exchange is not None and self._world.stage.num_stages == 1),
-            has_dense_cache=self.kv_dtype == self.dtype,
+            kv_dtype=self.kv_dtype,
             num_slices=self._world.tensor.size if self._world.tensor.keeps_slices else 1,
             precision=self._files.precision,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace.attention.base import AttentionShape
+import headrace.kernels.triton.attention as attention_op
+from headrace.attention.base import AttentionShape, PlanLimits
+from headrace.attention.triton import TritonBackend
 from headrace.kernels.quantized_cache import KV_FORMATS
 from headrace.kernels.reference.rope_and_store import rope_and_store as reference
 from headrace.kernels.triton.attention import attention
+from headrace.kernels.triton.attention_ring_tiles import WARM_UNITS, ring_launch
+from headrace.kernels.triton.attention_tiles import LaunchShape
 from headrace.kernels.triton.rope_and_store import rope_and_store
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from tests.kernels.paged_step import make_step, quantized
@@ -49,6 +54,56 @@ def test_decodes_over_words_of_codes(name: str, head_dim: int, options: dict[str
     plan = FineBackend(shape).plan(step.metadata)
     attention(step.qkv, keys, values, plan, out, 4, 2, head_dim, step.scale, step.soft_cap)
     assert relative_error(out, meant.oracle()) < 2 * max_error(HALF)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "launch", [ring_launch(units) for units in WARM_UNITS], ids=lambda launch: f"{launch.num_warps} warps"
+)
+@pytest.mark.parametrize(
+    ("heads", "block_size", "window"),
+    [((32, 8), 16, None), ((16, 1), 16, 70), ((4, 2), 32, None), ((4, 2), 32, 19)],
+)
+@pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "fp8_e5m2"])
+def test_decodes_by_the_ring(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    heads: tuple[int, int],
+    block_size: int,
+    window: int | None,
+    launch: LaunchShape,
+) -> None:
+    """All launches: rounds that end inside a block, rings that go round, several rows a tile, splits and none, and
+    queries far outside of fp16."""
+    taken: list[int] = []
+    monkeypatch.setattr(attention_op, "ring_launch", lambda units: taken.append(units) or launch)
+    shape = AttentionShape(*heads, head_dim=128, is_coded=True)
+    step = make_step(
+        [1, 1, 3, 1, 1], [1, 70, 75, 1300, 520], shape, DEVICE, HALF, block_size=block_size, window=window
+    )
+    step = replace(step, qkv=step.qkv * 2.0**20, scale=step.scale * 2.0**-20)
+    meant, keys, values = quantized(step, name)
+    for planner in (FineBackend(shape), TritonBackend(shape, DEVICE)):
+        out = torch.full((len(step.qkv), heads[0] * 128), torch.nan, dtype=HALF, device=DEVICE)
+        attention(step.qkv, keys, values, planner.plan(step.metadata), out, *heads, 128, step.scale, None)
+        assert relative_error(out, meant.oracle()) < 2 * max_error(HALF)
+    assert len(taken) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 4, 50, 150])
+def test_decodes_in_a_refilled_plan(count: int) -> None:
+    """The launch and the cut of so many requests, in the buffer that graphs read."""
+    shape = AttentionShape(32, 8, 128, is_coded=True)
+    limits = PlanLimits(256, 256, 4096)
+    planner = TritonBackend(shape, DEVICE, limits)
+    for length in (900, 33):
+        contexts = [length + 7 * index % 90 for index in range(count)]
+        step = make_step([1] * count, contexts, shape, DEVICE, HALF)
+        meant, keys, values = quantized(step, "fp8_e4m3")
+        out = torch.full((count, 4096), torch.nan, dtype=HALF, device=DEVICE)
+        attention(step.qkv, keys, values, planner.plan(step.metadata), out, 32, 8, 128, step.scale, None)
+        assert relative_error(out, meant.oracle()) < 2 * max_error(HALF)
 
 
 def cache(name: str, head_dim: int) -> KVCache:

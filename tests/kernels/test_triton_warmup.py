@@ -10,11 +10,14 @@ import torch
 
 pytest.importorskip("triton")
 
+from headrace.kernels.quantized_cache import KV_FORMATS
 from headrace.kernels.triton import attention, packed_warmup
 from headrace.kernels.triton.attention_tiles import LaunchShape, short_launch
 from headrace.kernels.triton.linear_packed import linear_packed
 from headrace.kernels.triton.model_widths import ModelWidths, PackedForm
 from headrace.kernels.triton.warmup import decode_calls, first_token_calls, warm_up
+from headrace.kernels.triton.warmup_caches import small_caches
+from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from tests.kernels.triton_setup import DEVICE, HALF
 
 WIDTHS = ModelWidths(
@@ -79,6 +82,30 @@ def test_packed_weights_have_their_own_kernels(monkeypatch: pytest.MonkeyPatch) 
         assert {width for _, width in asked} == {64, 96}
 
 
+@pytest.mark.parametrize("name", ["int8", "fp8_e5m2", "int4"])
+def test_quantized_caches_are_written_and_read(name: str) -> None:
+    widths = dataclasses.replace(WIDTHS, kv_type=KV_FORMATS[name], windows=(None,))
+    calls = first_token_calls(widths, DEVICE) | decode_calls(widths, DEVICE)
+    names = [call for call in calls if call.startswith(("attention", "rope"))]
+    assert len(names) == 3
+    for call in names:
+        calls[call]()
+
+
+@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("head_dim", [24, 128])
+def test_small_caches_are_laid_out_as_the_models(name: str, head_dim: int) -> None:
+    forms = KV_FORMATS[name]
+    specs = kv_cache_specs_for([None], 3, head_dim, 16, forms)
+    cache = KVCache(specs, KVCacheLayout.for_specs(specs, 3, head_dim, 16, forms), 2)
+    small = small_caches(forms, 3, 16, head_dim, torch.device("cpu"))
+    for ours, theirs in zip(small, cache.layer_views(0), strict=True):
+        for made, held in ((ours.codes, theirs.codes), (ours.words, theirs.words)):
+            assert (made.shape, made.stride(), made.dtype) == (held.shape, held.stride(), held.dtype)
+            assert made.storage_offset() == held.storage_offset()
+        assert (ours.format, ours.is_turned) == (theirs.format, theirs.is_turned)
+
+
 def test_few_kernels_stand_before_the_first_token() -> None:
     assert len(first_token_calls(dataclasses.replace(WIDTHS, windows=(None,)), DEVICE)) <= 8
 
@@ -92,8 +119,12 @@ def test_an_error_is_not_swallowed() -> None:
 
 
 @pytest.mark.gpu
-def test_warm_kernels_compile_no_more() -> None:
-    widths = ModelWidths(1024, 3072, 16, 8, 128, 151936, 16, torch.bfloat16, has_qk_norm=True)
+@pytest.mark.parametrize("name", ["auto", "fp8_e4m3"])
+def test_warm_kernels_compile_no_more(name: str) -> None:
+    kv_type = KV_FORMATS.get(name)
+    widths = ModelWidths(
+        1024, 3072, 16, 8, 128, 151936, 16, torch.bfloat16, has_qk_norm=True, kv_type=kv_type
+    )
     for make in (first_token_calls, decode_calls):
         warm_up(make(widths, DEVICE))
         assert warm_up(make(widths, DEVICE)).total_s < 0.2

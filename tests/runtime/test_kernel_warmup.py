@@ -69,20 +69,30 @@ def test_the_kernels_of_a_model_run() -> None:
     assert len(warmup.first_token.seconds) == 8 and warmup.decode.seconds
 
 
-@pytest.mark.parametrize(("model_type", "num_ranks"), [("llama", 1), ("gemma3", 1), ("llama", 2)])
+@pytest.mark.parametrize(
+    ("model_type", "num_ranks", "cache", "kernel"),
+    [
+        ("llama", 1, "auto", "short_tiles_kernel"),
+        ("gemma3", 1, "auto", "short_tiles_kernel"),
+        ("llama", 2, "auto", "short_tiles_kernel"),
+        ("llama", 1, "fp8_e4m3", "coded_ring_kernel"),
+        ("llama", 1, "int4", "short_tiles_kernel"),
+    ],
+)
 def test_steps_of_all_sizes_compile_nothing_that_was_not_warmed_up(
-    tmp_path: Path, model_type: str, num_ranks: int
+    tmp_path: Path, model_type: str, num_ranks: int, cache: str, kernel: str
 ) -> None:
     """Nor is anything compiled in several variants, or in vain."""
-    sizes = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, "vocab_size": 512}
-    make_model(model_type, tmp_path, intermediate_size=8192, **sizes)
+    has_ring = kernel == "coded_ring_kernel"
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 128 if has_ring else 64}
+    make_model(model_type, tmp_path, intermediate_size=8192, vocab_size=512, **sizes)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks/kernels")])
-    command = [sys.executable, "tests/runtime/walk_variants.py", str(tmp_path), str(num_ranks)]
+    command = [sys.executable, "tests/runtime/walk_variants.py", str(tmp_path), str(num_ranks), cache]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)
     assert report["late"] == [] and report["unused"] == []
     num_windows = 2 if model_type == "gemma3" else 1
     assert report["steps"]["_rope_and_store_kernel"] == report["steps"]["chunk_race_kernel"] == 1
-    assert report["steps"]["short_tiles_kernel"] == num_windows
+    assert report["steps"][kernel] == (3 if has_ring else num_windows)

@@ -21,6 +21,7 @@ from headrace.attention.base import AttentionShape, PlanLimits
 from headrace.attention.triton import TritonBackend
 from headrace.checkpoint import load_architecture, resolve_model
 from headrace.kernels.arena import Arena
+from headrace.kernels.quantized_cache import KV_FORMATS, KVFormats, is_coded
 from headrace.kernels.registry import Ops, load_kernels
 from headrace.kernels.triton.fusion import fuse
 from headrace.kernels.triton.warmup import decode_calls, first_token_calls
@@ -75,7 +76,9 @@ def noting(variants: Variants):
         jit.JITFunction._do_compile = original
 
 
-def make_runner(folder: Path, dtype: torch.dtype, parallel: ParallelState) -> tuple[ModelRunner, Any]:
+def make_runner(
+    folder: Path, dtype: torch.dtype, kv_dtype: torch.dtype | KVFormats, parallel: ParallelState
+) -> tuple[ModelRunner, Any]:
     """A model of Triton's ops on the CPU, its runner with graphs that are not captured, its architecture."""
     source = resolve_model(str(folder))
     arch = load_architecture(source)
@@ -89,12 +92,12 @@ def make_runner(folder: Path, dtype: torch.dtype, parallel: ParallelState) -> tu
         parallel=parallel,
     )
     model = build_model(arch, context)
-    specs = kv_cache_specs_for(arch.layer_windows, model.num_kv_heads, arch.head_dim, BLOCK, dtype)
-    layout = KVCacheLayout.for_specs(specs, model.num_kv_heads, arch.head_dim, BLOCK, dtype)
+    specs = kv_cache_specs_for(arch.layer_windows, model.num_kv_heads, arch.head_dim, BLOCK, kv_dtype)
+    layout = KVCacheLayout.for_specs(specs, model.num_kv_heads, arch.head_dim, BLOCK, kv_dtype)
     kv_cache = KVCache(specs, layout, MAX_SEQS * MAX_LEN // BLOCK * len(specs), CPU, context.ops.copy_blocks)
     model.bind_kv_cache(kv_cache)
     model.reserve(2 * MAX_TOKENS, MAX_SEQS)
-    shape = AttentionShape(model.num_heads, model.num_kv_heads, arch.head_dim)
+    shape = AttentionShape(model.num_heads, model.num_kv_heads, arch.head_dim, is_coded(dtype, kv_dtype))
     sampling = load_kernels("sampling", "cuda")
     runner = ModelRunner(
         model,
@@ -152,10 +155,11 @@ def steps(runner: ModelRunner, num_groups: int, prompts: list[int], params: Samp
 
 def main() -> None:
     folder, size, dtype = Path(sys.argv[1]), int(sys.argv[2]), torch.bfloat16
+    kv_dtype = KV_FORMATS.get(sys.argv[3], dtype)
     parallel = ParallelState(0, size, Silent()) if size > 1 else ParallelState()
     warm, stepped = Variants(), Variants()
     with compiling_only(), torch.inference_mode():
-        runner, arch = make_runner(folder, dtype, parallel)
+        runner, arch = make_runner(folder, dtype, kv_dtype, parallel)
         widths = widths_of(
             arch,
             num_heads=arch.num_attention_heads // size,
@@ -164,7 +168,7 @@ def main() -> None:
             block_size=BLOCK,
             dtype=dtype,
             is_whole=size == 1,
-            has_dense_cache=True,
+            kv_dtype=kv_dtype,
             num_slices=size,
         )
         with noting(warm):

@@ -18,6 +18,8 @@ from headrace.kernels.triton.attention_kernels import (
     merge_kernel,
     short_tiles_kernel,
 )
+from headrace.kernels.triton.attention_ring import coded_ring_kernel
+from headrace.kernels.triton.attention_ring_tiles import ring_launch, takes_ring
 from headrace.kernels.triton.attention_tiles import LaunchShape, long_launch, short_launch
 from headrace.kernels.triton.attention_work import AttentionWork, PackedWork, TileRows, pack_plan
 from headrace.kernels.triton.launch import INTERPRETED, launch_options, num_multiprocessors
@@ -105,6 +107,13 @@ def _run_short(
     is_quantized, num_units = "kv_kind" in shape, work.num_short * shape["num_kv_heads"]
     # not items: few long contexts in many parts are best served as few; and a graph serves steps of other mixtures
     row_units = len(arguments[0]) * shape["num_kv_heads"]
+    if is_coded and takes_ring(shape):
+        launch = ring_launch(row_units)
+        options = {**scales, "FORMAT": _FORMATS[arguments[1].dtype], "C": _config(shape, launch)}
+        coded_ring_kernel[_grid(launch.programs_per_multiprocessor, num_units, work)](
+            *_in_words(arguments), **options, WARPS=launch.num_warps, **launch.options, **launch_options()
+        )
+        return
     launch = short_launch(
         group, shape["block_d"], dtype, row_units, is_quantized=is_quantized, is_coded=is_coded
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace.kernels.quantized_cache import KVFormats, is_coded
 from headrace.kernels.triton.decode_stack import is_head_dim_stacked
 
 
@@ -25,7 +26,7 @@ class ModelWidths:
 
     windows: of its layers, each once; None is full attention.
     has_qk_norm, has_qkv_bias, activation: see the layers.
-    has_dense_cache: keys and values are of ``dtype``; of other caches, what reads and writes them is not warmed up.
+    kv_type: of stored keys and values; None: ``dtype``.
     num_layers: of this rank's stage, where all of them and the embedding are there; 0: they make no decode stack.
     num_slices: parts of the vocabulary that tokens are picked from; ``vocab_size`` is that of this rank's.
     packed, packed_vocabulary: the form of the layers' linears, and of embedding and head; None: dense.
@@ -44,11 +45,16 @@ class ModelWidths:
     soft_cap: float | None = None
     activation: str = "silu"
     has_qkv_bias: bool = False
-    has_dense_cache: bool = True
+    kv_type: torch.dtype | KVFormats | None = None
     num_layers: int = 0
     num_slices: int = 1
     packed: PackedForm | None = None
     packed_vocabulary: PackedForm | None = None
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether bf16 queries meet codes of 8 bits."""
+        return is_coded(self.dtype, self.kv_type or self.dtype)
 
     @property
     def qkv(self) -> tuple[int, int]:
@@ -81,7 +87,7 @@ class ModelWidths:
         return (
             self.num_layers > 0
             and self.packed is None
-            and self.has_dense_cache
+            and self.kv_type in (None, self.dtype)
             and self.windows == (None,)
             and self.soft_cap is None
             and self.dtype != torch.float32

@@ -19,9 +19,11 @@ import numpy as np
 import torch
 import triton
 
+from headrace.kernels.quantized_cache import KVFormats
 from headrace.kernels.triton.activation import gated_act
 from headrace.kernels.triton.attention import WORK_KEY, attention
-from headrace.kernels.triton.attention_tiles import MANY_UNITS, short_launch
+from headrace.kernels.triton.attention_ring_tiles import WARM_UNITS, ring_launch, suits_ring
+from headrace.kernels.triton.attention_tiles import MANY_UNITS, LaunchShape, short_launch
 from headrace.kernels.triton.attention_work import PackedWork, pack
 from headrace.kernels.triton.decode_stack import DecodeStack, LayerTensors
 from headrace.kernels.triton.embedding import embedding
@@ -44,6 +46,7 @@ from headrace.kernels.triton.sampling import (
     slice_argmax,
     slice_race,
 )
+from headrace.kernels.triton.warmup_caches import Cache, small_caches
 
 Call = Callable[[], object]
 
@@ -83,7 +86,7 @@ def first_token_calls(widths: ModelWidths, device: torch.device) -> dict[str, Ca
         **packed_calls(widths, device, PROMPT_ROWS),
         **make.attention_calls("prompts", 64),
         "head": lambda: make.linear(1, *widths.head),
-        **({"rope_and_store": make.rope_and_store} if widths.has_dense_cache else {}),
+        "rope_and_store": make.rope_and_store,
         "gated_act": lambda: gated_act(
             make.rows(2, 2 * widths.intermediate_size),
             widths.activation,
@@ -108,7 +111,7 @@ def decode_calls(
     exchange: of one of several ranks.
     """
     make = _Maker(widths, device)
-    calls = make.attention_calls("decodes", 1) | make.many_decodes_calls()
+    calls = make.decode_attention_calls()
     if widths.has_stack:
         calls["decode_stack"] = lambda: make_stack(widths, exchange).compile()
     if widths.packed is None:
@@ -237,11 +240,15 @@ class _Maker:
         else:
             slice_race(self.logits(), number, number, self.ids(), 0)
 
-    def cache(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def cache(self) -> tuple[Cache, Cache]:
         widths = self._widths
-        shape = (2, 2, widths.num_kv_heads, widths.block_size, widths.head_dim)
-        layer = torch.zeros(shape, dtype=widths.dtype, device=self._device)
-        return layer[:, 0], layer[:, 1]
+        return small_caches(
+            widths.kv_type or widths.dtype,
+            widths.num_kv_heads,
+            widths.block_size,
+            widths.head_dim,
+            self._device,
+        )
 
     def qkv(self, count: int) -> torch.Tensor:
         heads = self._widths.num_heads + 2 * self._widths.num_kv_heads
@@ -261,8 +268,6 @@ class _Maker:
 
     def attention_calls(self, whose: str, num_rows: int, num_tokens: int | None = None) -> dict[str, Call]:
         """One for each kind of layer; ``num_tokens`` of a step, if more than the rows."""
-        if not self._widths.has_dense_cache:
-            return {}
         return {
             f"attention of {whose}, window {window}": partial(
                 self.attention, num_rows, window, num_tokens or num_rows
@@ -270,13 +275,26 @@ class _Maker:
             for window in self._widths.windows
         }
 
-    def many_decodes_calls(self) -> dict[str, Call]:
-        """Those whose launch differs from that of few."""
+    def decode_attention_calls(self) -> dict[str, Call]:
+        """Of steps of so many tokens that every launch is among them."""
+        calls: dict[str, Call] = {}
+        num_kv_heads, seen = self._widths.num_kv_heads, set()
+        for units in sorted({1, MANY_UNITS, *WARM_UNITS}):
+            num_tokens = -(-units // num_kv_heads)
+            launch = self._decode_launch(num_tokens * num_kv_heads)
+            if launch not in seen:
+                calls |= self.attention_calls(f"decodes in a step of {num_tokens}", 1, num_tokens)
+            seen.add(launch)
+        return calls
+
+    def _decode_launch(self, row_units: int) -> LaunchShape:
         widths = self._widths
+        has_ring = suits_ring(widths.num_heads, widths.num_kv_heads, widths.head_dim)
+        if widths.is_coded and has_ring and widths.soft_cap is None:
+            return ring_launch(row_units)
         group, block_d = widths.num_heads // widths.num_kv_heads, triton.next_power_of_2(widths.head_dim)
-        few, many = (short_launch(group, block_d, widths.dtype, units) for units in (1, MANY_UNITS))
-        num_tokens = -(-MANY_UNITS // widths.num_kv_heads)
-        return {} if few == many else self.attention_calls("many decodes", 1, num_tokens)
+        is_quantized = isinstance(widths.kv_type, KVFormats)
+        return short_launch(group, block_d, widths.dtype, row_units, is_quantized=is_quantized)
 
     def attention(self, num_rows: int, window: int | None, num_tokens: int) -> None:
         """Tokens of one request at position 0, in two splits that each see the same block, and their merging, in a
