@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 from headrace.kernels.triton import attention_ring_tiles as tiles
 from headrace.kernels.triton.attention_ring_tiles import WARM_UNITS, ring_launch, ring_wave, takes_ring
+from headrace.runtime.cuda_graph import BUCKETS
 
 SHAPE = {
     "num_heads": 32,
@@ -24,13 +25,20 @@ SHAPE = {
 
 @pytest.mark.parametrize(
     ("row_units", "num_warps"),
-    [(1, 4), (8, 4), (31, 4), (32, 1), (64, 1), (264, 1), (265, 2), (512, 2), (528, 2), (529, 1), (4096, 1)],
+    [(1, 4), (8, 4), (16, 4), (17, 1), (64, 1), (256, 1), (257, 2), (512, 2), (513, 1), (4096, 1)],
 )
 def test_warps_of_a_unit(row_units: int, num_warps: int) -> None:
     """As measured with 8 KV heads: four for one request, two for 64, one for 256."""
     launch = ring_launch(row_units)
     assert launch.num_warps == num_warps
     assert ring_wave(row_units) * num_warps == 132 * 8
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8])
+def test_a_graph_has_the_launch_that_its_steps_were_planned_for(num_kv_heads: int) -> None:
+    for count in range(1, 512):
+        bucket = next(size for size in BUCKETS if size >= count)
+        assert ring_launch(count * num_kv_heads) == ring_launch(bucket * num_kv_heads)
 
 
 def test_programs_of_one_warp_all_run() -> None:

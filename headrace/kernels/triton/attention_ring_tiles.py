@@ -17,9 +17,10 @@ _MANY = LaunchShape(16, 32, 2, 1, 8)
 """Eight warps a multiprocessor each, of which a unit takes four, two or one. Each quarter of a multiprocessor has its
 own registers, so of programs with one warp, of which it is told to hold no multiple of four, some do not run."""
 
-FEW_UNITS = 32
-_FULL_UNITS = range(265, 4 * _MULTIPROCESSORS + 1)
-WARM_UNITS = (1, FEW_UNITS, 400)
+_FEW_UNITS, _FULL_UNITS = range(17), range(257, 513)
+"""Row units of the launches. They end at powers of two, as graphs' numbers of tokens do: a step's plan is for the
+launch of its rows, a graph's launch for its own, rounded up."""
+WARM_UNITS = (1, 32, 400)
 """Row units of a step of each launch, also if rounded up to the next multiple of a number of KV heads."""
 
 
@@ -47,7 +48,7 @@ def ring_launch(row_units: int) -> LaunchShape:
     into as many parts as fill the launch (``RingSplitRule``); where rows alone fill more than half of the programs
     of two warps, and no more than all, those are the fastest.
     """
-    if row_units < FEW_UNITS:
+    if row_units in _FEW_UNITS:
         return _FEW
     return _FULL if row_units in _FULL_UNITS else _MANY
 
