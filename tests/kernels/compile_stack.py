@@ -8,29 +8,36 @@ from typing import Any
 import torch
 from triton_timing import compiling_only  # of benchmarks/kernels
 
-from headrace.kernels.triton import decode_stack
-from headrace.kernels.triton.model_widths import ModelWidths
+from headrace.kernels.triton import decode_stack, warmup
+from headrace.kernels.triton.model_widths import ModelWidths, PackedForm
 from headrace.kernels.triton.rank_exchange import RankExchange, Ranks
-from headrace.kernels.triton.warmup import make_stack
 
 NUM_PROGRAMS = 132
-SIZES = {
-    "llama-3-8b": (4096, 14336, (32, 8, 128), 1),
-    "one of two ranks": (4096, 7168, (16, 4, 128), 2),
-    "heads of 64": (2048, 8192, (32, 8, 64), 1),
-    "groups of three, heads of 256": (1536, 4096, (6, 2, 256), 1),
-}
+Sizes = tuple[int, int, tuple[int, int, int], int, PackedForm | None]
+SIZES: dict[str, Sizes] = {
+    "llama-3-8b": (4096, 14336, (32, 8, 128), 1, None),
+    "one of two ranks": (4096, 7168, (16, 4, 128), 2, None),
+    "heads of 64": (2048, 8192, (32, 8, 64), 1, None),
+    "groups of three, heads of 256": (1536, 4096, (6, 2, 256), 1, None),
+    "4 bits by 32": (4096, 14336, (32, 8, 128), 1, PackedForm(4, 32, has_minimums=False)),
+    "4 bits with minimums, one of two ranks, tiles of 1,024": (
+        1024, 3072, (8, 4, 128), 2, PackedForm(4, 32, has_minimums=True),
+    ),
+    "4 bits by row": (2048, 8192, (32, 8, 64), 1, PackedForm(4, None, has_minimums=False)),
+}  # fmt: skip
 
 
-def compile_stack(hidden: int, inner: int, heads: tuple[int, int, int], num_ranks: int) -> None:
-    """Of two layers, with query and key norms and a bias."""
+def compile_stack(
+    hidden: int, inner: int, heads: tuple[int, int, int], num_ranks: int, packed: PackedForm | None
+) -> None:
+    """Of two layers, with query and key norms and, of weights that are not packed, a bias."""
     widths = ModelWidths(
         hidden, inner, *heads, vocab_size=1, block_size=16, dtype=torch.bfloat16, has_qk_norm=True,
-        has_qkv_bias=True, num_layers=2,
+        has_qkv_bias=packed is None, num_layers=2, packed=packed,
     )  # fmt: skip
     table = torch.empty(num_ranks, dtype=torch.int64, device="meta")
     exchange = RankExchange(Ranks(num_ranks, num_ranks - 1), table, table, NUM_PROGRAMS)
-    make_stack(widths, exchange if num_ranks > 1 else None).compile()
+    warmup.compile_stack(widths, exchange if num_ranks > 1 else None)
 
 
 def compile_only(kernel: Any, *args: Any, **options: Any) -> None:

@@ -83,10 +83,10 @@ class ModelWidths:
 
     @property
     def has_stack(self) -> bool:
-        """Whether plans of one token become a decode stack."""
+        """Whether plans of one token become a decode stack; packed ones only where the ring's tiles suit them."""
         return (
             self.num_layers > 0
-            and self.packed is None
+            and not (self.packed is not None and self.has_qkv_bias)
             and self.kv_type in (None, self.dtype)
             and self.windows == (None,)
             and self.soft_cap is None

@@ -88,3 +88,10 @@ def _one_output(form: PackedForm, num_inputs: int, device: torch.device) -> Word
     return WordMatrix.pack(
         AffineMatrix(codes, form.bits, group, scales, scales if form.has_minimums else None)
     )
+
+
+def empty_matrix(form: PackedForm, sizes: tuple[int, int]) -> WordMatrix:
+    """Of such weights, without memory."""
+    group = form.group_columns or -(-sizes[1] // 64) * 64
+    bits = 4 if form.bits == 4 and group != 16 else 8
+    return WordMatrix.empty(sizes, bits, group, form.has_minimums, torch.float16, torch.device("meta"))

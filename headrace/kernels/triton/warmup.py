@@ -25,7 +25,13 @@ from headrace.kernels.triton.attention import WORK_KEY, attention
 from headrace.kernels.triton.attention_ring_tiles import WARM_UNITS, ring_launch, suits_ring
 from headrace.kernels.triton.attention_tiles import MANY_UNITS, LaunchShape, short_launch
 from headrace.kernels.triton.attention_work import PackedWork, pack
-from headrace.kernels.triton.decode_stack import DecodeStack, LayerTensors
+from headrace.kernels.triton.decode_stack import (
+    DecodeStack,
+    LayerTensors,
+    Matrix,
+    num_programs_of,
+    ring_tiles,
+)
 from headrace.kernels.triton.embedding import embedding
 from headrace.kernels.triton.fused import gated_linear, norm_linear
 from headrace.kernels.triton.linear import gemv_shape, linear
@@ -34,6 +40,7 @@ from headrace.kernels.triton.norm import add_rms_norm, rms_norm
 from headrace.kernels.triton.packed_warmup import (
     DECODE_ROWS,
     PROMPT_ROWS,
+    empty_matrix,
     packed_calls,
     packed_vocabulary_calls,
 )
@@ -113,7 +120,7 @@ def decode_calls(
     make = _Maker(widths, device)
     calls = make.decode_attention_calls()
     if widths.has_stack:
-        calls["decode_stack"] = lambda: make_stack(widths, exchange).compile()
+        calls["decode_stack"] = lambda: compile_stack(widths, exchange)
     if widths.packed is None:
         calls |= make.linear_calls()
         calls |= make.fused_calls()
@@ -122,22 +129,34 @@ def decode_calls(
     return calls
 
 
-def make_stack(widths: ModelWidths, exchange: RankExchange | None = None) -> DecodeStack:
-    """A decode stack without memory, to compile from."""
+def compile_stack(widths: ModelWidths, exchange: RankExchange | None = None) -> None:
+    """A decode stack's kernel, without memory for one. Packed weights that the ring's tiles do not suit have none."""
+    layer = _layer_of(widths)
+    if widths.packed is not None:
+        num_programs = num_programs_of(layer.k_cache.device, exchange)
+        if ring_tiles(layer, num_programs) is None:
+            return
+    heads = (widths.num_heads, widths.num_kv_heads, widths.head_dim)
+    DecodeStack([layer] * widths.num_layers, _EPS, 1.0, heads, widths.activation, exchange).compile()
+
+
+def _layer_of(widths: ModelWidths) -> LayerTensors:
     empty = partial(torch.empty, dtype=widths.dtype, device="meta")
-    hidden, heads = widths.hidden_size, (widths.num_heads, widths.num_kv_heads, widths.head_dim)
-    (num_qkv, _), (_, num_attended) = widths.qkv, widths.output
-    norm = torch.empty(hidden, dtype=torch.float32, device="meta")
+
+    def matrix(sizes: tuple[int, int]) -> Matrix:
+        return empty(sizes) if widths.packed is None else empty_matrix(widths.packed, sizes)
+
+    norm = torch.empty(widths.hidden_size, dtype=torch.float32, device="meta")
     head_norm = (
         torch.empty(widths.head_dim, dtype=torch.float32, device="meta") if widths.has_qk_norm else None
     )
     blocks = empty((1, widths.num_layers, 2, widths.num_kv_heads, widths.block_size, widths.head_dim))
-    layer = LayerTensors(
-        qkv=empty((num_qkv, hidden)),
-        bias=empty(num_qkv) if widths.has_qkv_bias else None,
-        output=empty((hidden, num_attended)),
-        gate_up=empty(widths.gate_up),
-        down=empty(widths.down),
+    return LayerTensors(
+        qkv=matrix(widths.qkv),
+        bias=empty(widths.qkv[0]) if widths.has_qkv_bias else None,
+        output=matrix(widths.output),
+        gate_up=matrix(widths.gate_up),
+        down=matrix(widths.down),
         norm_1=norm,
         norm_2=norm,
         q_norm=head_norm,
@@ -147,7 +166,6 @@ def make_stack(widths: ModelWidths, exchange: RankExchange | None = None) -> Dec
         common=(),
         cos_sin=torch.empty((1, widths.head_dim), dtype=torch.float32, device="meta"),
     )
-    return DecodeStack([layer] * widths.num_layers, _EPS, 1.0, heads, widths.activation, exchange)
 
 
 class _Maker:

@@ -63,15 +63,41 @@ class WordMatrix:
     @property
     def is_in_one_piece(self) -> bool:
         """Whether scales and minimums lie there, as ``pack`` leaves them."""
-        start, scales = self.codes.data_ptr(), self.scales.data_ptr()
-        is_whole = scales == start + self.scales_after
-        return is_whole and (self.minimums is None or self.minimums.data_ptr() == start + self.minimums_after)
+        return _bytes_between(self.codes, self.scales) == self.scales_after and (
+            self.minimums is None or _bytes_between(self.codes, self.minimums) == self.minimums_after
+        )
 
     @property
     def num_bytes(self) -> int:
         """Of codes and scales."""
         minimums = 0 if self.minimums is None else self.minimums.nbytes
         return self.codes.nbytes + self.scales.nbytes + minimums
+
+    @classmethod
+    def empty(
+        cls,
+        shape: tuple[int, int],
+        bits: int,
+        group_columns: int,
+        has_minimums: bool,
+        scale_dtype: torch.dtype,
+        device: torch.device,
+    ) -> WordMatrix:
+        """Of such a form, in one piece of memory: where scales are then follows from where words are."""
+        num_rows, num_columns = shape
+        chunks = -(-num_columns // (CHUNK_WORDS * (32 // bits)))
+        groups = -(-num_columns // group_columns)
+        sizes = (groups, -(-num_rows // ROW_MULTIPLE) * ROW_MULTIPLE)
+        num_words, num_scales = num_rows * chunks * CHUNK_WORDS, sizes[0] * sizes[1]
+        starts = [0, _aligned(4 * num_words)]
+        starts += [starts[1] + _aligned(num_scales * scale_dtype.itemsize)] * has_minimums
+        memory = torch.empty(starts[-1] + num_scales * scale_dtype.itemsize, dtype=torch.uint8, device=device)
+        words = memory[: 4 * num_words].view(torch.int32).view(num_rows, -1)
+        scales = [
+            memory[start : start + num_scales * scale_dtype.itemsize].view(scale_dtype).view(sizes)
+            for start in starts[1:]
+        ]
+        return cls(*shape, bits, group_columns, words, scales[0], scales[1] if has_minimums else None)
 
     @classmethod
     def pack(cls, matrix: AffineMatrix) -> WordMatrix:
@@ -82,11 +108,28 @@ class WordMatrix:
         assert group in (16, 32) or group % _MAX_SPAN == 0, f"groups of {group} columns"
         scales = _by_group(matrix.scales)
         minimums = None if matrix.minimums is None else _by_group(matrix.minimums)
+        if minimums is not None and minimums.dtype != scales.dtype:
+            scales, minimums = scales.float(), minimums.float()
         bits = 4 if matrix.bits == 4 and group != 16 else 8
         codes = matrix.codes if bits == 4 else matrix.codes.to(torch.int16) - matrix.code_offset
         shape = (matrix.num_rows, matrix.num_columns)
-        words, scales, minimums = _one_behind_the_other(_words(codes, bits), scales, minimums)
-        return cls(*shape, bits, group, words, scales, minimums)
+        made = cls.empty(shape, bits, group, minimums is not None, scales.dtype, codes.device)
+        made.codes.copy_(_words(codes, bits))
+        made.scales.copy_(scales)
+        if made.minimums is not None and minimums is not None:
+            made.minimums.copy_(minimums)
+        return made
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _bytes_between(one: Tensor, other: Tensor) -> int | None:
+    """From one tensor's beginning to another's in the same memory."""
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return None
+    return int(other.storage_offset() * other.element_size() - one.storage_offset() * one.element_size())
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
@@ -97,26 +140,6 @@ def _words(codes: Tensor, bits: int) -> Tensor:
     if bits == 4:
         planes = planes[..., 0::2] | (planes[..., 1::2] << 4)
     return planes.contiguous().view(torch.int32).flatten(1)
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def _one_behind_the_other(
-    words: Tensor, scales: Tensor, minimums: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same in one piece of memory, each aligned: where scales are then follows from where words are."""
-    tensors = [words, scales] if minimums is None else [words, scales, minimums]
-    starts = [0]
-    for tensor in tensors:
-        starts.append(starts[-1] + _aligned(tensor.nbytes))
-    memory = torch.empty(starts[-1], dtype=torch.uint8, device=words.device)
-    views = []
-    for tensor, start in zip(tensors, starts, strict=False):
-        view = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        views.append(view.copy_(tensor))
-    return views[0], views[1], None if minimums is None else views[2]
 
 
 def _by_group(scales: GroupScales) -> Tensor:
