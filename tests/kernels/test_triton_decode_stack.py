@@ -76,7 +76,7 @@ class Model:
             return torch.rand(width, generator=generator, device=DEVICE) + 0.5
 
         width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        self.table = weight(7, shape.hidden) * shape.hidden**0.5
+        self.table = matrix(7, shape.hidden)
         self.layers = [
             SimpleNamespace(
                 qkv=matrix(width, shape.hidden),
@@ -110,7 +110,8 @@ class Model:
         ops, shape = self.ops, self.shape
         hidden, residual, qkv, attended, gate_up, act = (buffer.rows(1) for buffer in self._buffers)
         heads, group = (shape.heads, shape.kv_heads, shape.head_dim), batch.groups[0]
-        ops.embedding(batch.input_ids, self.table, residual)
+        embedding = ops.embedding if shape.packed is None else ops.embedding_packed
+        embedding(batch.input_ids, self.table, residual, shape.hidden**0.5)
         for index, layer in enumerate(self.layers):
             if index == 0:
                 ops.rms_norm(residual, layer.norms[0], EPS, hidden)
@@ -176,7 +177,7 @@ def check(shape: Shape, contexts: list[int], tolerance: float) -> None:
     plan = record(model, make_batch(contexts[0], num_blocks))
     stacked = stack_layers(plan)
     assert stacked is not None and [call.name for call in stacked.calls] == [
-        "embedding",
+        "embedding" if shape.packed is None else "embedding_packed",
         "decode_stack",
         "add_rms_norm",
     ]

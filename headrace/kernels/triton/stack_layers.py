@@ -35,6 +35,8 @@ LAYER_OPS = (
 )
 """What follows a layer's first norm."""
 
+EMBEDDINGS = ("embedding", "embedding_packed")
+
 
 def stack_layers(plan: OpPlan, exchange: RankExchange | None = None) -> OpPlan | None:
     """The plan with all its layers as one call, or None: they are not of the kind, or not alike.
@@ -48,7 +50,7 @@ def stack_layers(plan: OpPlan, exchange: RankExchange | None = None) -> OpPlan |
     begin = 1 if exchange is None else 2
     calls, length = plan.calls, 1 + len(LAYER_OPS)
     num_layers, rest = divmod(len(calls) - begin - 1, length)
-    if rest or num_layers < 1 or calls[0].name != "embedding" or calls[-1].name != add_norm:
+    if rest or num_layers < 1 or calls[0].name not in EMBEDDINGS or calls[-1].name != add_norm:
         return None
     if exchange is not None and (calls[1].name != "all_reduce" or calls[1].args != (calls[0].args[2],)):
         return None
