@@ -20,6 +20,7 @@ from headrace.kernels.triton.linear import linear
 from headrace.kernels.triton.linear_packed import Shape, chunk_sizes, linear_packed, pack_matrix, packed_shape
 from headrace.kernels.triton.packed_shapes import (
     DecodedShape,
+    PackedPairShape,
     PackedRowShape,
     PackedTileShape,
     PackedWgmmaShape,
@@ -37,29 +38,32 @@ _MIN_CHUNKS = 6
 _MULTIPROCESSORS = 132
 
 ROW_SHAPES = [(8, 128, 1), (4, 128, 1), (4, 256, 2), (8, 256, 2), (4, 512, 4), (2, 512, 4), (8, 512, 4)]
-# {rows of x: (block_t, block_n, warps, programs that share a multiprocessor, and so many waves of them by splits)}
+# {rows of x: (block_t, block_n, warps, programs that share a multiprocessor)}
 WGMMA_SHAPES = {
-    2: [(16, 64, 4, 4, 1), (16, 128, 8, 2, 1), (16, 128, 8, 1, 1)],
-    8: [(16, 64, 4, 4, 1), (16, 128, 8, 2, 1), (16, 128, 8, 1, 1)],
-    16: [
-        (16, 64, 4, 4, 1),
-        (16, 64, 4, 3, 1),
-        (16, 128, 8, 2, 1),
-        (16, 128, 8, 1, 1),
-        (16, 128, 4, 3, 1),
-        (16, 256, 8, 2, 1),
-        (16, 256, 8, 1, 1),
-    ],
-    32: [(32, 64, 4, 4, 1), (32, 128, 8, 2, 1), (32, 128, 4, 2, 1), (32, 256, 8, 2, 1), (32, 256, 8, 1, 1)],
-    64: [(64, 128, 8, 2, 1), (64, 128, 4, 2, 1), (64, 256, 8, 1, 1), (64, 256, 8, 1, 2), (64, 128, 8, 1, 1)],
-    128: [(128, 128, 8, 1, 1), (128, 256, 8, 1, 1), (128, 256, 8, 1, 2)],
+    2: [(16, 64, 4, 4), (16, 64, 4, 3), (16, 128, 8, 2)],
+    8: [(16, 64, 4, 4), (16, 64, 4, 3), (16, 128, 8, 2)],
+    16: [(16, 64, 4, 4), (16, 64, 4, 3), (16, 128, 8, 2)],
+    32: [(32, 64, 4, 4), (32, 128, 8, 2), (32, 128, 4, 2)],
+    64: [(64, 128, 4, 2)],
+    128: [(128, 128, 8, 1), (128, 256, 8, 1)],
+    256: [(256, 128, 8, 1), (128, 128, 8, 1), (128, 256, 8, 1)],
+    512: [(128, 256, 8, 1)],
+    1024: [],
+}
+# {rows of x: (block_t, block_n, planes under way, whether halves are skewed)}
+PAIR_SHAPES = {
+    64: [(64, 128, 0, True), (64, 256, 1, True)],
+    128: [(128, 128, 0, True), (128, 128, 1, True), (128, 256, 1, False), (128, 256, 1, True)],
     256: [
-        (256, 128, 8, 1, 1),
-        (256, 128, 8, 1, 2),
-        (128, 128, 8, 1, 1),
-        (128, 256, 8, 1, 1),
-        (128, 256, 8, 1, 2),
+        (256, 128, 0, False),
+        (256, 128, 0, True),
+        (256, 128, 1, True),
+        (128, 256, 1, False),
+        (128, 256, 1, True),
+        (128, 128, 0, True),
     ],
+    512: [(256, 128, 0, True), (256, 128, 1, True), (128, 256, 1, True)],
+    1024: [(256, 128, 1, True), (128, 256, 1, True)],
 }
 _PIECES_MIB = (64,)
 
@@ -69,14 +73,20 @@ def shapes_of(batch: int, matrix: WordMatrix) -> list[Shape]:
     shapes: list[Shape] = []
     if batch == 1:
         shapes += [PackedRowShape(*numbers) for numbers in ROW_SHAPES]
-    for block_t, block_n, warps, resident, waves in WGMMA_SHAPES.get(batch, ()):
+    for block_t, block_n, warps, resident in WGMMA_SHAPES.get(batch, ()):
         programs = -(-matrix.num_rows // block_n) * -(-batch // block_t)
         most = matrix.codes.shape[1] // CHUNK_WORDS // _MIN_CHUNKS
-        splits = max(1, min(8, most, round(resident * waves * _MULTIPROCESSORS / programs)))
+        splits = max(1, min(8, most, resident * _MULTIPROCESSORS // programs))
         stages = wgmma_stages(block_t, block_n, *chunk_sizes(matrix), resident)
         shape = PackedWgmmaShape(block_t, block_n, stages, warps, splits)
         if shape not in shapes:
             shapes.append(shape)
+    for block_t, block_n, depth, skew in PAIR_SHAPES.get(batch, ()):
+        programs = -(-matrix.num_rows // block_n) * -(-batch // block_t)
+        most = matrix.codes.shape[1] // CHUNK_WORDS // _MIN_CHUNKS
+        splits = max(1, min(8, most, _MULTIPROCESSORS // programs))
+        stages = wgmma_stages(block_t, block_n, *chunk_sizes(matrix), 1)
+        shapes.append(PackedPairShape(block_t, block_n, stages, depth, skew, splits))
     if batch >= 256:
         shapes += [DecodedShape(size << 20) for size in _PIECES_MIB]
     return shapes
@@ -143,6 +153,7 @@ def run_variants(forms: Sequence[str], batches: Sequence[int], processes: int, s
         for form in forms:
             for batch, times in _measure(form, weight, batches, deadline):
                 found[form][batch][name] = times
+                _show_linear(found, form, batch, name)
     _show(found, forms, batches)
     print(f"{time.perf_counter() - start:.0f} s in all")
     return found
@@ -201,13 +212,14 @@ def copy_of(matrix: WordMatrix) -> WordMatrix:
 
 def text_of(shape: Shape) -> str:
     """A variant in a few letters."""
-    numbers = [getattr(shape, name) for name in shape.__slots__]
+    numbers = [int(getattr(shape, name)) for name in shape.__slots__]
     if isinstance(shape, DecodedShape):
         numbers = [shape.num_bytes >> 20]
     kind = {
         PackedRowShape: "row",
         PackedTileShape: "tile",
         PackedWgmmaShape: "wgmma",
+        PackedPairShape: "pair",
         DecodedShape: "decoded",
     }[type(shape)]
     return f"{kind}({','.join(map(str, numbers))})"
@@ -228,15 +240,16 @@ def _vectors(batch: int, sizes: tuple[int, ...], device: torch.device) -> tuple[
     return x, torch.empty(batch, sizes[0], device=device, dtype=torch.bfloat16)
 
 
+def _show_linear(found: dict, form: str, batch: int, name: str) -> None:
+    """Variants of a linear, the best first."""
+    best = sorted(found[form][batch][name].items(), key=lambda item: item[1])
+    plain = found["bf16"][batch][name]["linear"]
+    line = "; ".join(f"{variant} {us:.1f}" for variant, us in best)
+    print(f"{form} T={batch} {name}, bf16 {plain:.1f}: {line}", flush=True)
+
+
 def _show(found: dict, forms: Sequence[str], batches: Sequence[int]) -> None:
-    """Per linear the best variants; last the sums of a step, which are what is kept of a long output."""
-    for form in forms:
-        for batch in batches:
-            for name, times in found[form][batch].items():
-                best = sorted(times.items(), key=lambda item: item[1])
-                plain = found["bf16"][batch][name]["linear"]
-                line = "; ".join(f"{variant} {us:.1f}" for variant, us in best)
-                print(f"{form} T={batch} {name}, bf16 {plain:.1f}: {line}")
+    """The sums of a step."""
     for form in forms:
         num_bytes = NUM_LAYERS * sum(_meta(form, name).num_bytes for name in LAYER)
         print(f"{form}: limit by bandwidth {1e3 * num_bytes / MEMORY_BYTES_PER_S:.2f} ms a step")

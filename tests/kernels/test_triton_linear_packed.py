@@ -14,6 +14,7 @@ from headrace.kernels.reference import linear_packed as reference
 from headrace.kernels.triton import linear_packed as triton_ops
 from headrace.kernels.triton.packed_shapes import (
     DecodedShape,
+    PackedPairShape,
     PackedRowShape,
     PackedTileShape,
     PackedWgmmaShape,
@@ -154,6 +155,27 @@ def test_wgmma_rows(num_rows: int, block_n: int) -> None:
     for kind, num_columns in ((Kind(4, 32), 1120), (Kind(8, 32), 864)):  # no whole chunks
         check(random_matrix(kind, 300, num_columns), num_rows, HALF, HALF, shape=_wgmma(block_t, block_n))
         check(random_matrix(kind, 70, num_columns), num_rows, HALF, HALF, True, _wgmma(block_t, block_n, 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not triton_ops.has_wgmma(), reason="needs a GPU of Hopper's")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_pair_kinds(kind: Kind, dtype: torch.dtype) -> None:
+    matrix = random_matrix(kind, 150, 768)
+    check(matrix, 130, dtype, dtype, has_bias=True, shape=PackedPairShape(128, 128, 2, 0, False))
+    check(matrix, 130, dtype, torch.float32, has_bias=True, shape=PackedPairShape(64, 128, 3, 1, True, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not triton_ops.has_wgmma(), reason="needs a GPU of Hopper's")
+@pytest.mark.parametrize(("block_t", "block_n", "depth"), [(256, 128, 0), (128, 256, 1), (64, 256, 1)])
+@pytest.mark.parametrize("num_rows", [33, 128, 200, 300])
+def test_pair_rows(num_rows: int, block_t: int, block_n: int, depth: int) -> None:
+    for kind, num_columns in ((Kind(4, 32), 1120), (Kind(8, 32), 864), (Kind(4, 32), 128)):
+        for splits, num_outputs in ((1, 304), (1, 70), (3, 300)):
+            shape = PackedPairShape(block_t, block_n, 2, depth, True, splits)
+            check(random_matrix(kind, num_outputs, num_columns), num_rows, HALF, HALF, True, shape)
 
 
 def test_rows_that_cannot_be_copied_16_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

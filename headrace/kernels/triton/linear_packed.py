@@ -19,8 +19,10 @@ from headrace.kernels.triton.linear_packed_kernels import (
     packed_tile_kernel,
 )
 from headrace.kernels.triton.packed_config import PackedConfig
+from headrace.kernels.triton.packed_pair_kernel import packed_pair_kernel
 from headrace.kernels.triton.packed_shapes import (
     DecodedShape,
+    PackedPairShape,
     PackedRowShape,
     PackedTileShape,
     PackedWgmmaShape,
@@ -43,7 +45,8 @@ _SUMS_PER_PROGRAM = 1024
 _PREFETCH_BYTES = 256
 _NUMBERS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
-Shape = PackedRowShape | PackedTileShape | PackedWgmmaShape | DecodedShape
+TileShape = PackedTileShape | PackedWgmmaShape | PackedPairShape
+Shape = PackedRowShape | TileShape | DecodedShape
 
 
 def linear_packed(
@@ -65,7 +68,7 @@ def linear_packed(
     shape = shape or packed_shape(x.shape[0], matrix, x.dtype, _is_aligned(x))
     if isinstance(shape, PackedRowShape):
         _one_row(x, matrix, bias, out, col, shape)
-    elif isinstance(shape, PackedTileShape | PackedWgmmaShape):
+    elif isinstance(shape, TileShape):
         _tiles(x, matrix, bias, out, col, shape)
     else:
         _decoded(x, matrix, bias, out, col, shape)
@@ -138,7 +141,7 @@ def _tiles(
     bias: Tensor | None,
     out: Tensor,
     col: int,
-    shape: PackedTileShape | PackedWgmmaShape,
+    shape: TileShape,
 ) -> None:
     num_rows, splits = x.shape[0], shape.num_splits
     config = _config(matrix, bias, shape.block_t, shape.block_n, CHUNK_WORDS, splits)
@@ -147,15 +150,22 @@ def _tiles(
     if splits > 1:
         sizes = (splits, num_rows, matrix.num_rows)
         target = torch.empty(sizes, dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(matrix.num_rows, shape.block_n), triton.cdiv(num_rows, shape.block_t), splits)
-    kernel: Any = packed_wgmma_kernel
-    special: dict[str, int] = {}
-    if isinstance(shape, PackedTileShape):
+    tiles, num_blocks = triton.cdiv(num_rows, shape.block_t), triton.cdiv(matrix.num_rows, shape.block_n)
+    grid = (tiles, num_blocks, splits)  # programs that share words are neighbours
+    kernel: Any
+    special: dict[str, int]
+    if isinstance(shape, PackedPairShape):
+        kernel, special = packed_pair_kernel, {"DEPTH": shape.depth, "SKEW": shape.skew, "num_warps": 4}
+    elif isinstance(shape, PackedWgmmaShape):
+        kernel, special = packed_wgmma_kernel, {"num_warps": shape.num_warps}
+    else:
+        grid = (num_blocks, tiles, splits)
         ahead = (
             min(_PREFETCH_BYTES, 4 * config.words_each) if config.num_words % config.words_each == 0 else 0
         )
         kernel = packed_tile_kernel
-        special = {"PREFETCH_BYTES": ahead if options["PDL"] else 0, "num_stages": 1}
+        ahead = ahead if options["PDL"] else 0
+        special = {"PREFETCH_BYTES": ahead, "num_stages": 1, "num_warps": shape.num_warps}
     kernel[grid](
         x,
         *_tensors(matrix, bias),
@@ -169,7 +179,6 @@ def _tiles(
         NUMBER=_NUMBERS[x.dtype],
         NUM_STAGES=shape.num_stages,
         C=config,
-        num_warps=shape.num_warps,
         **special,
         **options,
     )

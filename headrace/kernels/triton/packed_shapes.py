@@ -10,8 +10,8 @@ from headrace.kernels.triton.word_matrix import CHUNK_WORDS
 
 _MIN_CHUNKS = 6
 _MULTIPROCESSORS = 132
-_SHARED_BYTES, _RESERVED_BYTES = 228 << 10, 1 << 10
-"""Of a multiprocessor of Hopper's, and what each of its programs loses."""
+_SHARED_BYTES, _RESERVED_BYTES = 228 << 10, 2 << 10
+"""Of a multiprocessor of Hopper's, and what each of its programs loses, barriers included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,21 @@ class PackedWgmmaShape:
     block_n: int
     num_stages: int
     num_warps: int
+    num_splits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPairShape:
+    """Tile of the kernel of many rows for Hopper; numbers as of ``PackedTileShape``.
+
+    depth: planes of a half under way; 0: all.  skew: whether one half begins later than the other.
+    """
+
+    block_t: int
+    block_n: int
+    num_stages: int
+    depth: int
+    skew: bool
     num_splits: int = 1
 
 

@@ -1,4 +1,4 @@
-"""Compiling ahead what packed weights need: kernels run on matrices of one output, with the tiles of the model's."""
+"""Compiling ahead what packed weights need: kernels run on matrices of few outputs, with the tiles of the model's."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from headrace.kernels.triton.word_matrix import WordMatrix
 
 PROMPT_ROWS = (64, MAX_TILED_ROWS + 1)
 DECODE_ROWS = (1, 16)
+_NUM_OUTPUTS = 16
+"""Triton compiles multiples of 16 apart."""
 
 
 def packed_calls(
@@ -50,7 +52,7 @@ def packed_vocabulary_calls(widths: ModelWidths, device: torch.device) -> dict[s
     def embed() -> None:
         ids = torch.zeros(1, dtype=torch.int64, device=device)
         out = torch.empty((1, widths.hidden_size), dtype=widths.dtype, device=device)
-        embedding_packed(ids, _one_output(form, widths.hidden_size, device), out)
+        embedding_packed(ids, _few_outputs(form, widths.hidden_size, device), out)
 
     shape = _shape(form, widths.head, 1, widths.dtype)
     head = partial(_product, form, widths.head, 1, False, widths.dtype, device, shape, torch.float32)
@@ -59,8 +61,8 @@ def packed_vocabulary_calls(widths: ModelWidths, device: torch.device) -> dict[s
 
 def _shape(form: PackedForm, sizes: tuple[int, int], count: int, dtype: torch.dtype) -> Shape:
     num_outputs, num_inputs = sizes
-    one = _one_output(form, num_inputs, torch.device("cpu"))
-    return packed_shape(count, replace(one, num_rows=num_outputs), dtype)
+    few = _few_outputs(form, num_inputs, torch.device("cpu"))
+    return packed_shape(count, replace(few, num_rows=num_outputs), dtype)
 
 
 def _product(
@@ -75,16 +77,18 @@ def _product(
 ) -> None:
     num_outputs, num_inputs = sizes
     x = torch.zeros((count, num_inputs), dtype=dtype, device=device)
-    bias = torch.zeros(1, dtype=torch.float32, device=device) if has_bias else None
-    out = torch.empty((count, num_outputs), dtype=out_dtype, device=device)[:, :1]
-    linear_packed(x, _one_output(form, num_inputs, device), bias, out, shape=shape)
+    bias = torch.zeros(_NUM_OUTPUTS, dtype=torch.float32, device=device) if has_bias else None
+    out = torch.empty((count, num_outputs), dtype=out_dtype, device=device)[:, :_NUM_OUTPUTS]
+    linear_packed(x, _few_outputs(form, num_inputs, device), bias, out, shape=shape)
 
 
-def _one_output(form: PackedForm, num_inputs: int, device: torch.device) -> WordMatrix:
+def _few_outputs(form: PackedForm, num_inputs: int, device: torch.device) -> WordMatrix:
     group = form.group_columns or num_inputs
-    scales = GroupScales(torch.zeros((1, -(-num_inputs // group)), dtype=torch.float16, device=device))
+    scales = GroupScales(
+        torch.zeros((_NUM_OUTPUTS, -(-num_inputs // group)), dtype=torch.float16, device=device)
+    )
     kind = torch.int8 if form.bits == 8 and not form.has_minimums else torch.uint8
-    codes = torch.zeros((1, num_inputs), dtype=kind, device=device)
+    codes = torch.zeros((_NUM_OUTPUTS, num_inputs), dtype=kind, device=device)
     return WordMatrix.pack(
         AffineMatrix(codes, form.bits, group, scales, scales if form.has_minimums else None)
     )

@@ -61,7 +61,7 @@ def _scale_copy(C, dtype, num_warps):
 def _ask_words(ring, slot, codes_ptr, chunk, num_outputs, C: gl.constexpr):
     """The words of a chunk; of the last output again beyond the outputs."""
     LAYOUT: gl.constexpr = _word_copy(gl.num_warps())
-    row = gl.program_id(0) * C.block_n + gl.arange(0, C.block_n, layout=gl.SliceLayout(1, LAYOUT))
+    row = gl.program_id(1) * C.block_n + gl.arange(0, C.block_n, layout=gl.SliceLayout(1, LAYOUT))
     row = gl.minimum(row, num_outputs - 1).to(gl.int64)
     word = gl.arange(0, 16, layout=gl.SliceLayout(0, LAYOUT))
     start = codes_ptr + chunk * 16
@@ -75,7 +75,7 @@ def _ask_scales(ring, slot, scales_ptr, chunk, stride, C: gl.constexpr):
     """[S, n]; of the last group again beyond the columns, where x is zero."""
     LAYOUT: gl.constexpr = _scale_copy(C, ring.dtype, gl.num_warps())
     span = gl.arange(0, C.num_spans, layout=gl.SliceLayout(1, LAYOUT))
-    row = gl.program_id(0) * C.block_n + gl.arange(0, C.block_n, layout=gl.SliceLayout(0, LAYOUT))
+    row = gl.program_id(1) * C.block_n + gl.arange(0, C.block_n, layout=gl.SliceLayout(0, LAYOUT))
     group = (chunk * C.chunk + span * (C.span_planes * 16)) // C.group
     group = gl.minimum(group, C.num_groups - 1).to(gl.int64)
     away = group[:, None] * stride + row[None, :]
@@ -99,7 +99,7 @@ def _ask_matrix(
 def _ask_x(ring, slot, x_ptr, chunk, num_rows, x_stride, C: gl.constexpr):
     """[T, columns] of a chunk, zeros beyond rows and columns."""
     LAYOUT: gl.constexpr = _x_copy(C, gl.num_warps())
-    token = gl.program_id(1) * C.block_t + gl.arange(0, C.block_t, layout=gl.SliceLayout(1, LAYOUT))
+    token = gl.program_id(0) * C.block_t + gl.arange(0, C.block_t, layout=gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, C.chunk, layout=gl.SliceLayout(0, LAYOUT))
     away = token.to(gl.int64)[:, None] * x_stride + column[None, :]
     inside = gl.broadcast((token < num_rows)[:, None], away)[0]
@@ -217,8 +217,8 @@ def _store_layout(C, num_warps):
 def _store(acc, bias_ptr, out_ptr, num_rows, num_outputs, col, out_stride, C: gl.constexpr):
     """acc [n, T] to out [T, col + n], or to fp32 sums [splits, T, n]."""
     LAYOUT: gl.constexpr = _store_layout(C, gl.num_warps())
-    token = gl.program_id(1) * C.block_t + gl.arange(0, C.block_t, layout=gl.SliceLayout(0, LAYOUT))
-    row = gl.program_id(0) * C.block_n + gl.arange(0, C.block_n, layout=gl.SliceLayout(1, LAYOUT))
+    token = gl.program_id(0) * C.block_t + gl.arange(0, C.block_t, layout=gl.SliceLayout(0, LAYOUT))
+    row = gl.program_id(1) * C.block_n + gl.arange(0, C.block_n, layout=gl.SliceLayout(1, LAYOUT))
     inside = (row < num_outputs)[:, None] & (token < num_rows)[None, :]
     if C.num_splits > 1:
         acc = gl.convert_layout(acc, LAYOUT)
@@ -227,7 +227,7 @@ def _store(acc, bias_ptr, out_ptr, num_rows, num_outputs, col, out_stride, C: gl
     else:
         if C.has_bias:
             lines: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-            place = gl.program_id(0) * C.block_n + gl.arange(0, C.block_n, layout=lines)
+            place = gl.program_id(1) * C.block_n + gl.arange(0, C.block_n, layout=lines)
             acc += gl.load(bias_ptr + place, mask=place < num_outputs, other=0.0).to(gl.float32)[:, None]
         numbers = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), LAYOUT)
         away = token.to(gl.int64)[None, :] * out_stride + (col + row)[:, None]

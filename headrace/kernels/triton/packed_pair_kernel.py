@@ -1,0 +1,261 @@
+"""Many rows of x times packed weights on Hopper: one group of warps copies, two others decode and multiply.
+
+As ``packed_wgmma_kernel``, but each of the two has its own half of a program's outputs and meets the rest of the
+program at the barriers of chunks only, so that one decodes while the other multiplies.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from headrace.kernels.triton.launch import let_next_start, wait_for_previous
+from headrace.kernels.triton.packed_wgmma_kernel import (
+    _FLAT,
+    _ROWS,
+    _WORDS,
+    _ask_matrix,
+    _copy,
+    _operand,
+    _product,
+    _weights,
+    _x_copy,
+)
+
+GROUP_WARPS = gl.constexpr(4)
+_MULTIPLYING_REGISTERS = gl.constexpr(208)
+_COPYING_REGISTERS = gl.constexpr(88)
+_COPIER_THREADS = gl.constexpr(128)
+_STAGED = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [0, 1]))
+
+
+@gluon.jit
+def _part(C: gl.constexpr):
+    """The chunks of this split."""
+    first = gl.program_id(2) * (C.words_each // 16)
+    return first, gl.minimum(first + C.words_each // 16, C.num_words // 16)
+
+
+@gluon.jit
+def _ask_x(ring, slot, x_ptr, chunk, num_rows, x_stride, C: gl.constexpr):
+    """[T, columns] of a chunk, zeros beyond the columns; beyond the rows the last again, which are not stored."""
+    LAYOUT: gl.constexpr = _x_copy(C, gl.num_warps())
+    first_token = gl.program_id(0) * C.block_t
+    token = gl.arange(0, C.block_t, layout=gl.SliceLayout(1, LAYOUT))
+    token = gl.minimum(token, num_rows - 1 - first_token)
+    column = gl.arange(0, C.chunk, layout=gl.SliceLayout(0, LAYOUT))
+    away = token[:, None] * x_stride + column[None, :]  # 32 bits: a thread has many of them
+    start = x_ptr + (first_token.to(gl.int64) * x_stride + chunk * C.chunk)
+    if C.num_inputs % C.chunk == 0:
+        _copy(ring.index(slot), start + away)
+    else:
+        inside = (chunk * C.chunk + column < C.num_inputs)[None, :]
+        _copy(ring.index(slot), start + away, mask=gl.broadcast(inside, away)[0])
+
+
+@gluon.jit
+def _copy_chunks(
+    x_ptr, codes_ptr, scales_ptr, minimums_ptr, rings, x_ring, barriers, num_rows, num_outputs, stride, x_stride,
+    NUM_STAGES: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Words and scales of the first chunks before the previous kernel has ended, then x."""
+    full, empty, _, _ = barriers
+    first, end = _part(C)
+    for ahead in gl.static_range(NUM_STAGES):
+        if first + ahead < end:
+            _ask_matrix(
+                rings, ahead, codes_ptr, scales_ptr, minimums_ptr, first + ahead, num_outputs, stride, C
+            )
+    wait_for_previous(PDL)
+    for ahead in gl.static_range(NUM_STAGES):
+        if first + ahead < end:
+            _ask_x(x_ring, ahead, x_ptr, first + ahead, num_rows, x_stride, C)
+            async_copy.mbarrier_arrive(full.index(ahead), increment_count=False)
+    slot, phase = 0, 0
+    for chunk in range(first + NUM_STAGES, end):
+        mbarrier.wait(empty.index(slot), phase)
+        _ask_matrix(rings, slot, codes_ptr, scales_ptr, minimums_ptr, chunk, num_outputs, stride, C)
+        _ask_x(x_ring, slot, x_ptr, chunk, num_rows, x_stride, C)
+        async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
+        slot, phase = _next(slot, phase, NUM_STAGES)
+
+
+@gluon.jit
+def _next(slot, phase, NUM_STAGES: gl.constexpr):
+    is_last = slot == NUM_STAGES - 1
+    return gl.where(is_last, 0, slot + 1), gl.where(is_last, phase ^ 1, phase)
+
+
+@gluon.jit
+def _multiply(
+    to, matrix, x_ring, barriers,
+    WHICH: gl.constexpr, NUMBER: gl.constexpr, NUM_STAGES: gl.constexpr, DEPTH: gl.constexpr, SKEW: gl.constexpr,
+    C: gl.constexpr,
+):  # fmt: skip
+    """One half of a program's outputs."""
+    words_ring, scales, minimums = matrix
+    full, empty, begun, done = barriers
+    dtype: gl.constexpr = gl.bfloat16 if NUMBER == "bf16" else gl.float16
+    OPERAND: gl.constexpr = _operand(C, gl.num_warps())
+    PRODUCT: gl.constexpr = _product(C, gl.num_warps())
+    PLANES: gl.constexpr = C.num_planes
+    HALF: gl.constexpr = C.block_n // 2
+    first, end = _part(C)
+    acc = gl.full([HALF, C.block_t], 0.0, gl.float32, PRODUCT)
+    slot, phase = 0, 0
+    if SKEW and WHICH == 1:
+        mbarrier.wait(begun, 0, pred=first < end)
+    for chunk in range(first, end):
+        mbarrier.wait(full.index(slot), phase)
+        hopper.fence_async_shared()
+        words = words_ring.index(slot * 2 + WHICH).load(OPERAND)
+        x = x_ring.index(slot)
+        scale = _half_scales(scales, slot, 0, WHICH, dtype, OPERAND, C)
+        minimum = scale
+        if C.has_minimums:
+            minimum = _half_scales(minimums, slot, 0, WHICH, dtype, OPERAND, C)
+        for plane in gl.static_range(PLANES):
+            if plane > 0 and plane % C.span_planes == 0:
+                scale = _half_scales(scales, slot, plane // C.span_planes, WHICH, dtype, OPERAND, C)
+                minimum = scale
+                if C.has_minimums:
+                    minimum = _half_scales(minimums, slot, plane // C.span_planes, WHICH, dtype, OPERAND, C)
+            weights = _weights(words, scale, minimum, plane, NUMBER, C)
+            columns = x.slice(16 * plane, 16, dim=1).permute((1, 0))
+            acc = hopper.warpgroup_mma(weights, columns, acc, is_async=True)
+            if DEPTH > 0:
+                acc = hopper.warpgroup_mma_wait(DEPTH, deps=[acc])
+        if SKEW and WHICH == 0:
+            mbarrier.arrive(begun, count=1, pred=chunk == first)
+        # products under way at the end of a round would be made synchronous by the assembler
+        acc = hopper.warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(empty.index(slot), count=1)
+        slot, phase = _next(slot, phase, NUM_STAGES)
+    _store(acc, x_ring, done, to, WHICH, C)
+
+
+@gluon.jit
+def _half_scales(
+    scales,
+    slot,
+    SPAN: gl.constexpr,
+    WHICH: gl.constexpr,
+    dtype: gl.constexpr,
+    OPERAND: gl.constexpr,
+    C: gl.constexpr,
+):
+    """[n / 2, 1] of the type of weights: a span's scales."""
+    found = scales.index((slot * C.num_spans + SPAN) * 2 + WHICH).load(gl.SliceLayout(1, OPERAND))
+    return found.to(dtype)[:, None]
+
+
+@gluon.constexpr_function
+def _out_layout(num_warps):
+    """Eight neighbouring outputs a thread."""
+    return gl.BlockedLayout([8, 1], [8, 4], [1, num_warps], [0, 1])
+
+
+@gluon.jit
+def _store(acc, x_ring, done, to, WHICH: gl.constexpr, C: gl.constexpr):
+    """acc [n / 2, T] to out [T, col + n], or to fp32 sums [splits, T, n]."""
+    bias_ptr, out_ptr, num_rows, num_outputs, col, out_stride = to
+    HALF: gl.constexpr = C.block_n // 2
+    first_row = gl.program_id(1) * C.block_n + WHICH * HALF
+    first_token = gl.program_id(0) * C.block_t
+    if C.num_splits > 1:
+        LINES: gl.constexpr = acc.type.layout
+        row = first_row + gl.arange(0, HALF, layout=gl.SliceLayout(1, LINES))
+        token = first_token + gl.arange(0, C.block_t, layout=gl.SliceLayout(0, LINES))
+        inside = (row < num_outputs)[:, None] & (token < num_rows)[None, :]
+        line = gl.program_id(2) * num_rows + token
+        gl.store(out_ptr + (line.to(gl.int64)[None, :] * num_outputs + row[:, None]), acc, mask=inside)
+    else:
+        if C.has_bias:
+            place = first_row + gl.arange(0, HALF, layout=gl.SliceLayout(1, acc.type.layout))
+            acc += gl.load(bias_ptr + place, mask=place < num_outputs, other=0.0).to(gl.float32)[:, None]
+        kind: gl.constexpr = out_ptr.dtype.element_ty
+        LAYOUT: gl.constexpr = _out_layout(gl.num_warps())
+        row = first_row + gl.arange(0, HALF, layout=gl.SliceLayout(1, LAYOUT))
+        token = first_token + gl.arange(0, C.block_t, layout=gl.SliceLayout(0, LAYOUT))
+        inside = (row < num_outputs)[:, None] & (token < num_rows)[None, :]
+        # x has been read by both, so its memory is free
+        mbarrier.arrive(done, count=1)
+        mbarrier.wait(done, 0)
+        staged = x_ring._reinterpret(kind, [2, HALF, C.block_t], _STAGED).index(WHICH)
+        staged.store(acc.to(kind))
+        gl.thread_barrier()
+        numbers = staged.load(LAYOUT)
+        away = token.to(gl.int64)[None, :] * out_stride + (col + row)[:, None]
+        gl.store(out_ptr + away, numbers, mask=inside)
+
+
+@gluon.jit(do_not_specialize=["num_rows"])
+def packed_pair_kernel(
+    x_ptr, codes_ptr, scales_ptr, minimums_ptr, bias_ptr, out_ptr,
+    num_rows, num_outputs, stride, col, x_stride, out_stride,
+    NUMBER: gl.constexpr, NUM_STAGES: gl.constexpr, DEPTH: gl.constexpr, SKEW: gl.constexpr,
+    C: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """As ``packed_wgmma_kernel``; 4 warps a group.
+
+    DEPTH: planes under way, whose weights take registers; 0: all of a chunk.
+    SKEW: whether the second half begins when the first has multiplied a chunk, so that chunks end at different times.
+    """
+    let_next_start(PDL)
+    dtype: gl.constexpr = gl.bfloat16 if NUMBER == "bf16" else gl.float16
+    X: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    kind: gl.constexpr = scales_ptr.dtype.element_ty
+    HALF: gl.constexpr = C.block_n // 2
+    words_ring = gl.allocate_shared_memory(gl.int32, [NUM_STAGES, C.block_n, 16], _WORDS)
+    scales_ring = gl.allocate_shared_memory(kind, [NUM_STAGES, C.num_spans, C.block_n], _ROWS)
+    minimums_ring = scales_ring
+    if C.has_minimums:
+        minimums_ring = gl.allocate_shared_memory(kind, [NUM_STAGES, C.num_spans, C.block_n], _ROWS)
+    x_ring = gl.allocate_shared_memory(dtype, [NUM_STAGES, C.block_t, C.chunk], X)
+    halves = words_ring._reinterpret(gl.int32, [NUM_STAGES * 2, HALF, 16], _WORDS)
+    scales = scales_ring._reinterpret(kind, [NUM_STAGES * C.num_spans * 2, HALF], _FLAT)
+    minimums = minimums_ring._reinterpret(kind, [NUM_STAGES * C.num_spans * 2, HALF], _FLAT)
+    rings = (words_ring, scales_ring, minimums_ring)
+    full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
+    begun = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for index in gl.static_range(NUM_STAGES):
+        mbarrier.init(full.index(index), count=_COPIER_THREADS)
+        mbarrier.init(empty.index(index), count=2)
+    mbarrier.init(begun, count=1)
+    mbarrier.init(done, count=2)
+    hopper.fence_async_shared()
+    to = (bias_ptr, out_ptr, num_rows, num_outputs, col, out_stride)
+    barriers = (full, empty, begun, done)
+    matrix = (halves, scales, minimums)
+    gl.warp_specialize(
+        [
+            (_multiply, (to, matrix, x_ring, barriers, gl.constexpr(0), NUMBER, NUM_STAGES, DEPTH, SKEW, C)),
+            (_multiply, (to, matrix, x_ring, barriers, gl.constexpr(1), NUMBER, NUM_STAGES, DEPTH, SKEW, C)),
+            (
+                _copy_chunks,
+                (
+                    x_ptr,
+                    codes_ptr,
+                    scales_ptr,
+                    minimums_ptr,
+                    rings,
+                    x_ring,
+                    barriers,
+                    num_rows,
+                    num_outputs,
+                    stride,
+                    x_stride,
+                    NUM_STAGES,
+                    C,
+                    PDL,
+                ),
+            ),
+        ],
+        [GROUP_WARPS, GROUP_WARPS],
+        [_MULTIPLYING_REGISTERS, _COPYING_REGISTERS],
+    )
