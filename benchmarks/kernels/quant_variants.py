@@ -50,20 +50,26 @@ WGMMA_SHAPES = {
     512: [(128, 256, 8, 1)],
     1024: [],
 }
-# {rows of x: (block_t, block_n, planes under way, whether halves are skewed)}
+# {rows of x: (block_t, block_n, planes under way, whether halves are skewed, whether programs are persistent)}
 PAIR_SHAPES = {
-    64: [(64, 128, 0, True), (64, 256, 1, True)],
-    128: [(128, 128, 0, True), (128, 128, 1, True), (128, 256, 1, False), (128, 256, 1, True)],
-    256: [
-        (256, 128, 0, False),
-        (256, 128, 0, True),
-        (256, 128, 1, True),
-        (128, 256, 1, False),
-        (128, 256, 1, True),
-        (128, 128, 0, True),
+    64: [(64, 128, 0, True, False), (64, 256, 1, True, False)],
+    128: [
+        (128, 128, 0, True, False),
+        (128, 128, 1, True, False),
+        (128, 256, 1, False, False),
+        (128, 256, 1, True, False),
     ],
-    512: [(256, 128, 0, True), (256, 128, 1, True), (128, 256, 1, True)],
-    1024: [(256, 128, 1, True), (128, 256, 1, True)],
+    256: [
+        (256, 128, 0, False, False),
+        (256, 128, 0, True, False),
+        (256, 128, 0, True, True),
+        (128, 256, 1, False, False),
+        (128, 256, 1, True, False),
+        (128, 256, 1, True, True),
+        (128, 128, 0, True, False),
+    ],
+    512: [(256, 128, 0, True, True), (128, 256, 1, True, False), (128, 256, 1, True, True)],
+    1024: [(256, 128, 0, True, True), (128, 256, 1, True, True)],
 }
 _PIECES_MIB = (64,)
 
@@ -81,12 +87,12 @@ def shapes_of(batch: int, matrix: WordMatrix) -> list[Shape]:
         shape = PackedWgmmaShape(block_t, block_n, stages, warps, splits)
         if shape not in shapes:
             shapes.append(shape)
-    for block_t, block_n, depth, skew in PAIR_SHAPES.get(batch, ()):
+    for block_t, block_n, depth, skew, persistent in PAIR_SHAPES.get(batch, ()):
         programs = -(-matrix.num_rows // block_n) * -(-batch // block_t)
         most = matrix.codes.shape[1] // CHUNK_WORDS // _MIN_CHUNKS
         splits = max(1, min(8, most, _MULTIPROCESSORS // programs))
         stages = wgmma_stages(block_t, block_n, *chunk_sizes(matrix), 1)
-        shapes.append(PackedPairShape(block_t, block_n, stages, depth, skew, splits))
+        shapes.append(PackedPairShape(block_t, block_n, stages, depth, skew, persistent, splits))
     if batch >= 256:
         shapes += [DecodedShape(size << 20) for size in _PIECES_MIB]
     return shapes

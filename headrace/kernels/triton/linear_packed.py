@@ -21,6 +21,7 @@ from headrace.kernels.triton.linear_packed_kernels import (
 from headrace.kernels.triton.packed_config import PackedConfig
 from headrace.kernels.triton.packed_pair_kernel import packed_pair_kernel
 from headrace.kernels.triton.packed_shapes import (
+    MULTIPROCESSORS,
     DecodedShape,
     PackedPairShape,
     PackedRowShape,
@@ -155,7 +156,16 @@ def _tiles(
     kernel: Any
     special: dict[str, int]
     if isinstance(shape, PackedPairShape):
-        kernel, special = packed_pair_kernel, {"DEPTH": shape.depth, "SKEW": shape.skew, "num_warps": 4}
+        units = tiles * num_blocks * splits
+        grid = (min(units, MULTIPROCESSORS) if shape.persistent else units, 1, 1)
+        kernel = packed_pair_kernel
+        special = {
+            "num_units": units,
+            "DEPTH": shape.depth,
+            "SKEW": shape.skew,
+            "PERSISTENT": grid[0] < units,
+            "num_warps": 4,
+        }
     elif isinstance(shape, PackedWgmmaShape):
         kernel, special = packed_wgmma_kernel, {"num_warps": shape.num_warps}
     else:

@@ -33,17 +33,20 @@ _STAGED = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [0, 1]))
 
 
 @gluon.jit
-def _part(C: gl.constexpr):
-    """The chunks of this split."""
-    first = gl.program_id(2) * (C.words_each // 16)
-    return first, gl.minimum(first + C.words_each // 16, C.num_words // 16)
+def _part(unit, num_rows, num_outputs, C: gl.constexpr):
+    """First row of x, first output, split, first chunk and end of a unit; those that share words are neighbours."""
+    num_t = gl.cdiv(num_rows, C.block_t)
+    num_n = gl.cdiv(num_outputs, C.block_n)
+    split = unit // (num_t * num_n)
+    first = split * (C.words_each // 16)
+    end = gl.minimum(first + C.words_each // 16, C.num_words // 16)
+    return unit % num_t * C.block_t, unit // num_t % num_n * C.block_n, split, first, end
 
 
 @gluon.jit
-def _ask_x(ring, slot, x_ptr, chunk, num_rows, x_stride, C: gl.constexpr):
+def _ask_x(ring, slot, x_ptr, chunk, first_token, num_rows, x_stride, C: gl.constexpr):
     """[T, columns] of a chunk, zeros beyond the columns; beyond the rows the last again, which are not stored."""
     LAYOUT: gl.constexpr = _x_copy(C, gl.num_warps())
-    first_token = gl.program_id(0) * C.block_t
     token = gl.arange(0, C.block_t, layout=gl.SliceLayout(1, LAYOUT))
     token = gl.minimum(token, num_rows - 1 - first_token)
     column = gl.arange(0, C.chunk, layout=gl.SliceLayout(0, LAYOUT))
@@ -59,28 +62,36 @@ def _ask_x(ring, slot, x_ptr, chunk, num_rows, x_stride, C: gl.constexpr):
 @gluon.jit
 def _copy_chunks(
     x_ptr, codes_ptr, scales_ptr, minimums_ptr, rings, x_ring, barriers, num_rows, num_outputs, stride, x_stride,
-    NUM_STAGES: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr,
+    num_units, NUM_STAGES: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Words and scales of the first chunks before the previous kernel has ended, then x."""
+    """Words and scales of the first chunks before the previous kernel has ended, then x; then all others."""
     full, empty, _, _ = barriers
-    first, end = _part(C)
+    unit = gl.program_id(0)
+    token, row, _, first, end = _part(unit, num_rows, num_outputs, C)
     for ahead in gl.static_range(NUM_STAGES):
         if first + ahead < end:
             _ask_matrix(
-                rings, ahead, codes_ptr, scales_ptr, minimums_ptr, first + ahead, num_outputs, stride, C
+                rings, ahead, codes_ptr, scales_ptr, minimums_ptr, first + ahead, row, num_outputs, stride, C
             )
     wait_for_previous(PDL)
     for ahead in gl.static_range(NUM_STAGES):
         if first + ahead < end:
-            _ask_x(x_ring, ahead, x_ptr, first + ahead, num_rows, x_stride, C)
+            _ask_x(x_ring, ahead, x_ptr, first + ahead, token, num_rows, x_stride, C)
             async_copy.mbarrier_arrive(full.index(ahead), increment_count=False)
-    slot, phase = 0, 0
-    for chunk in range(first + NUM_STAGES, end):
-        mbarrier.wait(empty.index(slot), phase)
-        _ask_matrix(rings, slot, codes_ptr, scales_ptr, minimums_ptr, chunk, num_outputs, stride, C)
-        _ask_x(x_ring, slot, x_ptr, chunk, num_rows, x_stride, C)
-        async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
-        slot, phase = _next(slot, phase, NUM_STAGES)
+    # a slot that nobody has used yet is waited for with the parity of the phase before
+    num_asked = gl.minimum(gl.maximum(end - first, 0), NUM_STAGES)
+    slot = gl.where(num_asked == NUM_STAGES, 0, num_asked)
+    phase = gl.where(num_asked == NUM_STAGES, 0, 1)
+    first += num_asked
+    for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
+        if unit != gl.program_id(0):
+            token, row, _, first, end = _part(unit, num_rows, num_outputs, C)
+        for chunk in range(first, end):
+            mbarrier.wait(empty.index(slot), phase)
+            _ask_matrix(rings, slot, codes_ptr, scales_ptr, minimums_ptr, chunk, row, num_outputs, stride, C)
+            _ask_x(x_ring, slot, x_ptr, chunk, token, num_rows, x_stride, C)
+            async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
+            slot, phase = _next(slot, phase, NUM_STAGES)
 
 
 @gluon.jit
@@ -91,9 +102,9 @@ def _next(slot, phase, NUM_STAGES: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    to, matrix, x_ring, barriers,
+    to, matrix, x_ring, barriers, num_units,
     WHICH: gl.constexpr, NUMBER: gl.constexpr, NUM_STAGES: gl.constexpr, DEPTH: gl.constexpr, SKEW: gl.constexpr,
-    C: gl.constexpr,
+    PERSISTENT: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     """One half of a program's outputs."""
     words_ring, scales, minimums = matrix
@@ -103,38 +114,42 @@ def _multiply(
     PRODUCT: gl.constexpr = _product(C, gl.num_warps())
     PLANES: gl.constexpr = C.num_planes
     HALF: gl.constexpr = C.block_n // 2
-    first, end = _part(C)
-    acc = gl.full([HALF, C.block_t], 0.0, gl.float32, PRODUCT)
     slot, phase = 0, 0
-    if SKEW and WHICH == 1:
-        mbarrier.wait(begun, 0, pred=first < end)
-    for chunk in range(first, end):
-        mbarrier.wait(full.index(slot), phase)
-        hopper.fence_async_shared()
-        words = words_ring.index(slot * 2 + WHICH).load(OPERAND)
-        x = x_ring.index(slot)
-        scale = _half_scales(scales, slot, 0, WHICH, dtype, OPERAND, C)
-        minimum = scale
-        if C.has_minimums:
-            minimum = _half_scales(minimums, slot, 0, WHICH, dtype, OPERAND, C)
-        for plane in gl.static_range(PLANES):
-            if plane > 0 and plane % C.span_planes == 0:
-                scale = _half_scales(scales, slot, plane // C.span_planes, WHICH, dtype, OPERAND, C)
-                minimum = scale
-                if C.has_minimums:
-                    minimum = _half_scales(minimums, slot, plane // C.span_planes, WHICH, dtype, OPERAND, C)
-            weights = _weights(words, scale, minimum, plane, NUMBER, C)
-            columns = x.slice(16 * plane, 16, dim=1).permute((1, 0))
-            acc = hopper.warpgroup_mma(weights, columns, acc, is_async=True)
-            if DEPTH > 0:
-                acc = hopper.warpgroup_mma_wait(DEPTH, deps=[acc])
-        if SKEW and WHICH == 0:
-            mbarrier.arrive(begun, count=1, pred=chunk == first)
-        # products under way at the end of a round would be made synchronous by the assembler
-        acc = hopper.warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index(slot), count=1)
-        slot, phase = _next(slot, phase, NUM_STAGES)
-    _store(acc, x_ring, done, to, WHICH, C)
+    for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
+        token, row, split, first, end = _part(unit, to[2], to[3], C)
+        acc = gl.full([HALF, C.block_t], 0.0, gl.float32, PRODUCT)
+        is_first = unit == gl.program_id(0)
+        if SKEW and WHICH == 1:
+            mbarrier.wait(begun, 0, pred=is_first & (first < end))
+        for chunk in range(first, end):
+            mbarrier.wait(full.index(slot), phase)
+            hopper.fence_async_shared()
+            words = words_ring.index(slot * 2 + WHICH).load(OPERAND)
+            x = x_ring.index(slot)
+            scale = _half_scales(scales, slot, 0, WHICH, dtype, OPERAND, C)
+            minimum = scale
+            if C.has_minimums:
+                minimum = _half_scales(minimums, slot, 0, WHICH, dtype, OPERAND, C)
+            for plane in gl.static_range(PLANES):
+                if plane > 0 and plane % C.span_planes == 0:
+                    scale = _half_scales(scales, slot, plane // C.span_planes, WHICH, dtype, OPERAND, C)
+                    minimum = scale
+                    if C.has_minimums:
+                        minimum = _half_scales(
+                            minimums, slot, plane // C.span_planes, WHICH, dtype, OPERAND, C
+                        )
+                weights = _weights(words, scale, minimum, plane, NUMBER, C)
+                columns = x.slice(16 * plane, 16, dim=1).permute((1, 0))
+                acc = hopper.warpgroup_mma(weights, columns, acc, is_async=True)
+                if DEPTH > 0:
+                    acc = hopper.warpgroup_mma_wait(DEPTH, deps=[acc])
+            if SKEW and WHICH == 0:
+                mbarrier.arrive(begun, count=1, pred=is_first & (chunk == first))
+            # products under way at the end of a round would be made synchronous by the assembler
+            acc = hopper.warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index(slot), count=1)
+            slot, phase = _next(slot, phase, NUM_STAGES)
+        _store(acc, x_ring, done, to, token, row + WHICH * HALF, split, WHICH, PERSISTENT, C)
 
 
 @gluon.jit
@@ -153,56 +168,59 @@ def _half_scales(
 
 
 @gluon.constexpr_function
-def _out_layout(num_warps):
-    """Eight neighbouring outputs a thread."""
-    return gl.BlockedLayout([8, 1], [8, 4], [1, num_warps], [0, 1])
+def _out_layout(product, is_direct, num_warps):
+    """Eight neighbouring outputs a thread, or what the matrix units leave."""
+    return product if is_direct else gl.BlockedLayout([8, 1], [8, 4], [1, num_warps], [0, 1])
 
 
 @gluon.jit
-def _store(acc, x_ring, done, to, WHICH: gl.constexpr, C: gl.constexpr):
+def _store(
+    acc, x_ring, done, to, first_token, first_row, split,
+    WHICH: gl.constexpr, PERSISTENT: gl.constexpr, C: gl.constexpr,
+):  # fmt: skip
     """acc [n / 2, T] to out [T, col + n], or to fp32 sums [splits, T, n]."""
     bias_ptr, out_ptr, num_rows, num_outputs, col, out_stride = to
     HALF: gl.constexpr = C.block_n // 2
-    first_row = gl.program_id(1) * C.block_n + WHICH * HALF
-    first_token = gl.program_id(0) * C.block_t
-    if C.num_splits > 1:
-        LINES: gl.constexpr = acc.type.layout
-        row = first_row + gl.arange(0, HALF, layout=gl.SliceLayout(1, LINES))
-        token = first_token + gl.arange(0, C.block_t, layout=gl.SliceLayout(0, LINES))
-        inside = (row < num_outputs)[:, None] & (token < num_rows)[None, :]
-        line = gl.program_id(2) * num_rows + token
-        gl.store(out_ptr + (line.to(gl.int64)[None, :] * num_outputs + row[:, None]), acc, mask=inside)
+    kind: gl.constexpr = out_ptr.dtype.element_ty
+    if C.has_bias and C.num_splits == 1:
+        place = first_row + gl.arange(0, HALF, layout=gl.SliceLayout(1, acc.type.layout))
+        acc += gl.load(bias_ptr + place, mask=place < num_outputs, other=0.0).to(gl.float32)[:, None]
+    DIRECT: gl.constexpr = PERSISTENT or C.num_splits > 1
+    LINES: gl.constexpr = _out_layout(acc.type.layout, DIRECT, gl.num_warps())
+    if DIRECT:
+        # a warp's numbers are runs of eight outputs; the next unit's x may be on its way to the memory of x
+        numbers = acc.to(kind)
     else:
-        if C.has_bias:
-            place = first_row + gl.arange(0, HALF, layout=gl.SliceLayout(1, acc.type.layout))
-            acc += gl.load(bias_ptr + place, mask=place < num_outputs, other=0.0).to(gl.float32)[:, None]
-        kind: gl.constexpr = out_ptr.dtype.element_ty
-        LAYOUT: gl.constexpr = _out_layout(gl.num_warps())
-        row = first_row + gl.arange(0, HALF, layout=gl.SliceLayout(1, LAYOUT))
-        token = first_token + gl.arange(0, C.block_t, layout=gl.SliceLayout(0, LAYOUT))
-        inside = (row < num_outputs)[:, None] & (token < num_rows)[None, :]
         # x has been read by both, so its memory is free
         mbarrier.arrive(done, count=1)
         mbarrier.wait(done, 0)
         staged = x_ring._reinterpret(kind, [2, HALF, C.block_t], _STAGED).index(WHICH)
         staged.store(acc.to(kind))
         gl.thread_barrier()
-        numbers = staged.load(LAYOUT)
+        numbers = staged.load(LINES)
+    row = first_row + gl.arange(0, HALF, layout=gl.SliceLayout(1, LINES))
+    token = first_token + gl.arange(0, C.block_t, layout=gl.SliceLayout(0, LINES))
+    inside = (row < num_outputs)[:, None] & (token < num_rows)[None, :]
+    if C.num_splits > 1:
+        line = (split * num_rows + token).to(gl.int64)
+        gl.store(out_ptr + (line[None, :] * num_outputs + row[:, None]), numbers, mask=inside)
+    else:
         away = token.to(gl.int64)[None, :] * out_stride + (col + row)[:, None]
         gl.store(out_ptr + away, numbers, mask=inside)
 
 
-@gluon.jit(do_not_specialize=["num_rows"])
+@gluon.jit(do_not_specialize=["num_rows", "num_units"])
 def packed_pair_kernel(
     x_ptr, codes_ptr, scales_ptr, minimums_ptr, bias_ptr, out_ptr,
-    num_rows, num_outputs, stride, col, x_stride, out_stride,
+    num_rows, num_outputs, stride, col, x_stride, out_stride, num_units,
     NUMBER: gl.constexpr, NUM_STAGES: gl.constexpr, DEPTH: gl.constexpr, SKEW: gl.constexpr,
-    C: gl.constexpr, PDL: gl.constexpr,
+    PERSISTENT: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """As ``packed_wgmma_kernel``; 4 warps a group.
 
     DEPTH: planes under way, whose weights take registers; 0: all of a chunk.
     SKEW: whether the second half begins when the first has multiplied a chunk, so that chunks end at different times.
+    PERSISTENT: whether there are fewer programs than units of work.
     """
     let_next_start(PDL)
     dtype: gl.constexpr = gl.bfloat16 if NUMBER == "bf16" else gl.float16
@@ -234,8 +252,40 @@ def packed_pair_kernel(
     matrix = (halves, scales, minimums)
     gl.warp_specialize(
         [
-            (_multiply, (to, matrix, x_ring, barriers, gl.constexpr(0), NUMBER, NUM_STAGES, DEPTH, SKEW, C)),
-            (_multiply, (to, matrix, x_ring, barriers, gl.constexpr(1), NUMBER, NUM_STAGES, DEPTH, SKEW, C)),
+            (
+                _multiply,
+                (
+                    to,
+                    matrix,
+                    x_ring,
+                    barriers,
+                    num_units,
+                    gl.constexpr(0),
+                    NUMBER,
+                    NUM_STAGES,
+                    DEPTH,
+                    SKEW,
+                    PERSISTENT,
+                    C,
+                ),
+            ),
+            (
+                _multiply,
+                (
+                    to,
+                    matrix,
+                    x_ring,
+                    barriers,
+                    num_units,
+                    gl.constexpr(1),
+                    NUMBER,
+                    NUM_STAGES,
+                    DEPTH,
+                    SKEW,
+                    PERSISTENT,
+                    C,
+                ),
+            ),
             (
                 _copy_chunks,
                 (
@@ -250,6 +300,7 @@ def packed_pair_kernel(
                     num_outputs,
                     stride,
                     x_stride,
+                    num_units,
                     NUM_STAGES,
                     C,
                     PDL,

@@ -9,7 +9,7 @@ import triton
 from headrace.kernels.triton.word_matrix import CHUNK_WORDS
 
 _MIN_CHUNKS = 6
-_MULTIPROCESSORS = 132
+MULTIPROCESSORS = 132
 _SHARED_BYTES, _RESERVED_BYTES = 228 << 10, 2 << 10
 """Of a multiprocessor of Hopper's, and what each of its programs loses, barriers included."""
 
@@ -55,6 +55,7 @@ class PackedPairShape:
     """Tile of the kernel of many rows for Hopper; numbers as of ``PackedTileShape``.
 
     depth: planes of a half under way; 0: all.  skew: whether one half begins later than the other.
+    persistent: whether programs are at most one a multiprocessor.
     """
 
     block_t: int
@@ -62,6 +63,7 @@ class PackedPairShape:
     num_stages: int
     depth: int
     skew: bool
+    persistent: bool
     num_splits: int = 1
 
 
@@ -85,7 +87,7 @@ def tile_shape(num_rows: int, num_outputs: int, num_words: int) -> PackedTileSha
     block_t = max(16, min(triton.next_power_of_2(num_rows), 128))
     block_n, warps = (64, 4) if block_t <= 32 else (128, 8)
     programs = triton.cdiv(num_outputs, block_n) * triton.cdiv(num_rows, block_t)
-    splits = max(1, min(8, 2 * _MULTIPROCESSORS // programs, num_words // 128))
+    splits = max(1, min(8, 2 * MULTIPROCESSORS // programs, num_words // 128))
     return PackedTileShape(block_t, block_n, 4, warps, splits)
 
 
@@ -97,7 +99,7 @@ def wgmma_shape(
 
     chunk: columns of one.  scale_bytes: of an output's scales and minimums of a chunk.
     """
-    is_wide = num_outputs >= 128 * _MULTIPROCESSORS
+    is_wide = num_outputs >= 128 * MULTIPROCESSORS
     block_t = max(16, min(triton.next_power_of_2(num_rows), 128))
     if block_t <= 32:
         block_n, warps, resident = (128, 8, 2) if is_wide else (64, 4, 4)
@@ -107,7 +109,7 @@ def wgmma_shape(
         block_n, warps, resident = 256 if is_wide else 128, 8, 1
     programs = triton.cdiv(num_outputs, block_n) * triton.cdiv(num_rows, block_t)
     most = max(1, min(8, num_words // (CHUNK_WORDS * _MIN_CHUNKS)))
-    splits = min(most, max(1, resident * _MULTIPROCESSORS // programs))
+    splits = min(most, max(1, resident * MULTIPROCESSORS // programs))
     stages = wgmma_stages(block_t, block_n, chunk, scale_bytes, resident)
     return PackedWgmmaShape(block_t, block_n, stages, warps, splits)
 

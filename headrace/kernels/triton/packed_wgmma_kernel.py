@@ -58,10 +58,10 @@ def _scale_copy(C, dtype, num_warps):
 
 
 @gluon.jit
-def _ask_words(ring, slot, codes_ptr, chunk, num_outputs, C: gl.constexpr):
+def _ask_words(ring, slot, codes_ptr, chunk, first_row, num_outputs, C: gl.constexpr):
     """The words of a chunk; of the last output again beyond the outputs."""
     LAYOUT: gl.constexpr = _word_copy(gl.num_warps())
-    row = gl.program_id(1) * C.block_n + gl.arange(0, C.block_n, layout=gl.SliceLayout(1, LAYOUT))
+    row = first_row + gl.arange(0, C.block_n, layout=gl.SliceLayout(1, LAYOUT))
     row = gl.minimum(row, num_outputs - 1).to(gl.int64)
     word = gl.arange(0, 16, layout=gl.SliceLayout(0, LAYOUT))
     start = codes_ptr + chunk * 16
@@ -71,11 +71,11 @@ def _ask_words(ring, slot, codes_ptr, chunk, num_outputs, C: gl.constexpr):
 
 
 @gluon.jit
-def _ask_scales(ring, slot, scales_ptr, chunk, stride, C: gl.constexpr):
+def _ask_scales(ring, slot, scales_ptr, chunk, first_row, stride, C: gl.constexpr):
     """[S, n]; of the last group again beyond the columns, where x is zero."""
     LAYOUT: gl.constexpr = _scale_copy(C, ring.dtype, gl.num_warps())
     span = gl.arange(0, C.num_spans, layout=gl.SliceLayout(1, LAYOUT))
-    row = gl.program_id(1) * C.block_n + gl.arange(0, C.block_n, layout=gl.SliceLayout(0, LAYOUT))
+    row = first_row + gl.arange(0, C.block_n, layout=gl.SliceLayout(0, LAYOUT))
     group = (chunk * C.chunk + span * (C.span_planes * 16)) // C.group
     group = gl.minimum(group, C.num_groups - 1).to(gl.int64)
     away = group[:, None] * stride + row[None, :]
@@ -87,12 +87,12 @@ def _ask_scales(ring, slot, scales_ptr, chunk, stride, C: gl.constexpr):
 
 @gluon.jit
 def _ask_matrix(
-    rings, slot, codes_ptr, scales_ptr, minimums_ptr, chunk, num_outputs, stride, C: gl.constexpr
+    rings, slot, codes_ptr, scales_ptr, minimums_ptr, chunk, first_row, num_outputs, stride, C: gl.constexpr
 ):
-    _ask_words(rings[0], slot, codes_ptr, chunk, num_outputs, C)
-    _ask_scales(rings[1], slot, scales_ptr, chunk, stride, C)
+    _ask_words(rings[0], slot, codes_ptr, chunk, first_row, num_outputs, C)
+    _ask_scales(rings[1], slot, scales_ptr, chunk, first_row, stride, C)
     if C.has_minimums:
-        _ask_scales(rings[2], slot, minimums_ptr, chunk, stride, C)
+        _ask_scales(rings[2], slot, minimums_ptr, chunk, first_row, stride, C)
 
 
 @gluon.jit
@@ -162,12 +162,13 @@ def packed_wgmma_kernel(
     rings = (words_ring, scales_ring, minimums_ring)
 
     PLANES: gl.constexpr = C.num_planes
+    row = gl.program_id(1) * C.block_n
     first = gl.program_id(2) * (C.words_each // 16)
     end = gl.minimum(first + C.words_each // 16, C.num_words // 16)
     for ahead in gl.static_range(NUM_STAGES - 1):
         if first + ahead < end:
             _ask_matrix(
-                rings, ahead, codes_ptr, scales_ptr, minimums_ptr, first + ahead, num_outputs, stride, C
+                rings, ahead, codes_ptr, scales_ptr, minimums_ptr, first + ahead, row, num_outputs, stride, C
             )
     wait_for_previous(PDL)
     for ahead in gl.static_range(NUM_STAGES - 1):
@@ -181,7 +182,9 @@ def packed_wgmma_kernel(
         hopper.fence_async_shared()
         following = chunk + NUM_STAGES - 1
         if following < end:
-            _ask_matrix(rings, free, codes_ptr, scales_ptr, minimums_ptr, following, num_outputs, stride, C)
+            _ask_matrix(
+                rings, free, codes_ptr, scales_ptr, minimums_ptr, following, row, num_outputs, stride, C
+            )
             _ask_x(x_ring, free, x_ptr, following, num_rows, x_stride, C)
         async_copy.commit_group()
         words = words_ring.index(slot).load(OPERAND)
