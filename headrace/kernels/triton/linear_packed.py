@@ -163,7 +163,7 @@ def _tiles(
             "num_units": units,
             "DEPTH": shape.depth,
             "SKEW": shape.skew,
-            "PERSISTENT": grid[0] < units,
+            "PERSISTENT": shape.persistent,
             "num_warps": 4,
         }
     elif isinstance(shape, PackedWgmmaShape):
