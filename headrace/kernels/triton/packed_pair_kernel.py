@@ -61,10 +61,10 @@ def _ask_x(ring, slot, x_ptr, chunk, first_token, num_rows, x_stride, C: gl.cons
 
 @gluon.jit
 def _copy_chunks(
-    x_ptr, codes_ptr, scales_ptr, minimums_ptr, rings, x_ring, barriers, num_rows, num_outputs, stride, x_stride,
-    num_units, NUM_STAGES: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
+    source, rings, x_ring, barriers, num_units, NUM_STAGES: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr
+):
     """Words and scales of the first chunks before the previous kernel has ended, then x; then all others."""
+    x_ptr, codes_ptr, scales_ptr, minimums_ptr, num_rows, num_outputs, stride, x_stride = source
     full, empty, _, _ = barriers
     unit = gl.program_id(0)
     token, row, _, first, end = _part(unit, num_rows, num_outputs, C)
@@ -102,11 +102,12 @@ def _next(slot, phase, NUM_STAGES: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    to, matrix, x_ring, barriers, num_units,
+    task,
     WHICH: gl.constexpr, NUMBER: gl.constexpr, NUM_STAGES: gl.constexpr, DEPTH: gl.constexpr, SKEW: gl.constexpr,
     PERSISTENT: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     """One half of a program's outputs."""
+    to, matrix, x_ring, barriers, num_units = task
     words_ring, scales, minimums = matrix
     full, empty, begun, done = barriers
     dtype: gl.constexpr = gl.bfloat16 if NUMBER == "bf16" else gl.float16
@@ -247,65 +248,16 @@ def packed_pair_kernel(
     mbarrier.init(begun, count=1)
     mbarrier.init(done, count=2)
     hopper.fence_async_shared()
+    source = (x_ptr, codes_ptr, scales_ptr, minimums_ptr, num_rows, num_outputs, stride, x_stride)
     to = (bias_ptr, out_ptr, num_rows, num_outputs, col, out_stride)
     barriers = (full, empty, begun, done)
     matrix = (halves, scales, minimums)
+    task = (to, matrix, x_ring, barriers, num_units)
     gl.warp_specialize(
         [
-            (
-                _multiply,
-                (
-                    to,
-                    matrix,
-                    x_ring,
-                    barriers,
-                    num_units,
-                    gl.constexpr(0),
-                    NUMBER,
-                    NUM_STAGES,
-                    DEPTH,
-                    SKEW,
-                    PERSISTENT,
-                    C,
-                ),
-            ),
-            (
-                _multiply,
-                (
-                    to,
-                    matrix,
-                    x_ring,
-                    barriers,
-                    num_units,
-                    gl.constexpr(1),
-                    NUMBER,
-                    NUM_STAGES,
-                    DEPTH,
-                    SKEW,
-                    PERSISTENT,
-                    C,
-                ),
-            ),
-            (
-                _copy_chunks,
-                (
-                    x_ptr,
-                    codes_ptr,
-                    scales_ptr,
-                    minimums_ptr,
-                    rings,
-                    x_ring,
-                    barriers,
-                    num_rows,
-                    num_outputs,
-                    stride,
-                    x_stride,
-                    num_units,
-                    NUM_STAGES,
-                    C,
-                    PDL,
-                ),
-            ),
+            (_multiply, (task, gl.constexpr(0), NUMBER, NUM_STAGES, DEPTH, SKEW, PERSISTENT, C)),
+            (_multiply, (task, gl.constexpr(1), NUMBER, NUM_STAGES, DEPTH, SKEW, PERSISTENT, C)),
+            (_copy_chunks, (source, rings, x_ring, barriers, num_units, NUM_STAGES, C, PDL)),
         ],
         [GROUP_WARPS, GROUP_WARPS],
         [_MULTIPLYING_REGISTERS, _COPYING_REGISTERS],
