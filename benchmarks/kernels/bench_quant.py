@@ -21,7 +21,7 @@ from kv_variants import compare, compile_part
 from quant_variants import (
     LAYER,
     NUM_LAYERS,
-    WGMMA_SHAPES,
+    VARIANT_BATCHES,
     compile_in_processes,
     compile_variants,
     copy_of,
@@ -60,7 +60,7 @@ def main() -> None:
     if args.kv:
         attend(args)
         return
-    args.batches = args.batches or list(WGMMA_SHAPES if args.variants else BATCHES)
+    args.batches = args.batches or list(VARIANT_BATCHES if args.variants else BATCHES)
     if args.variants:
         variants(args)
         return

@@ -24,9 +24,10 @@ from headrace.kernels.triton.packed_shapes import (
     PackedRowShape,
     PackedTileShape,
     PackedWgmmaShape,
+    wgmma_splits,
     wgmma_stages,
 )
-from headrace.kernels.triton.word_matrix import CHUNK_WORDS, WordMatrix
+from headrace.kernels.triton.word_matrix import WordMatrix
 from headrace.quant.precision import Rounding, parse_form
 from headrace.quant.rounding import round_weights
 
@@ -34,8 +35,6 @@ LAYER = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "do
 NUM_LAYERS = 32
 _COLD_BYTES = 160 << 20
 _MAX_ERROR = 6e-3
-_MIN_CHUNKS = 6
-_MULTIPROCESSORS = 132
 
 ROW_SHAPES = [(8, 128, 1), (4, 128, 1), (4, 256, 2), (8, 256, 2), (4, 512, 4), (2, 512, 4), (8, 512, 4)]
 # {rows of x: (block_t, block_n, warps, programs that share a multiprocessor)}
@@ -45,32 +44,16 @@ WGMMA_SHAPES = {
     16: [(16, 64, 4, 4), (16, 64, 4, 3), (16, 128, 8, 2)],
     32: [(32, 64, 4, 4), (32, 128, 8, 2), (32, 128, 4, 2)],
     64: [(64, 128, 4, 2)],
-    128: [(128, 128, 8, 1), (128, 256, 8, 1)],
-    256: [(256, 128, 8, 1), (128, 128, 8, 1), (128, 256, 8, 1)],
-    512: [(128, 256, 8, 1)],
-    1024: [],
 }
-# {rows of x: (block_t, block_n, planes under way, whether halves are skewed, whether programs are persistent)}
+# {rows of x: (block_t, block_n, whether halves are skewed)}
 PAIR_SHAPES = {
-    64: [(64, 128, 0, True, False), (64, 256, 1, True, False)],
-    128: [
-        (128, 128, 0, True, False),
-        (128, 128, 1, True, False),
-        (128, 256, 1, False, False),
-        (128, 256, 1, True, False),
-    ],
-    256: [
-        (256, 128, 0, False, False),
-        (256, 128, 0, True, False),
-        (256, 128, 0, True, True),
-        (128, 256, 1, False, False),
-        (128, 256, 1, True, False),
-        (128, 256, 1, True, True),
-        (128, 128, 0, True, False),
-    ],
-    512: [(256, 128, 0, True, True), (128, 256, 1, True, False), (128, 256, 1, True, True)],
-    1024: [(256, 128, 0, True, True), (128, 256, 1, True, True)],
+    64: [(64, 128, True), (64, 256, False)],
+    128: [(128, 128, True), (128, 128, False), (128, 256, False)],
+    256: [(128, 128, True), (128, 128, False), (256, 128, False)],
+    512: [(256, 128, False)],
+    1024: [(256, 128, False)],
 }
+VARIANT_BATCHES = sorted({1, *WGMMA_SHAPES, *PAIR_SHAPES})
 _PIECES_MIB = (64,)
 
 
@@ -80,19 +63,16 @@ def shapes_of(batch: int, matrix: WordMatrix) -> list[Shape]:
     if batch == 1:
         shapes += [PackedRowShape(*numbers) for numbers in ROW_SHAPES]
     for block_t, block_n, warps, resident in WGMMA_SHAPES.get(batch, ()):
-        programs = -(-matrix.num_rows // block_n) * -(-batch // block_t)
-        most = matrix.codes.shape[1] // CHUNK_WORDS // _MIN_CHUNKS
-        splits = max(1, min(8, most, resident * _MULTIPROCESSORS // programs))
+        splits = wgmma_splits(-(-matrix.num_rows // block_n), matrix.codes.shape[1], resident)
         stages = wgmma_stages(block_t, block_n, *chunk_sizes(matrix), resident)
         shape = PackedWgmmaShape(block_t, block_n, stages, warps, splits)
         if shape not in shapes:
             shapes.append(shape)
-    for block_t, block_n, depth, skew, persistent in PAIR_SHAPES.get(batch, ()):
-        programs = -(-matrix.num_rows // block_n) * -(-batch // block_t)
-        most = matrix.codes.shape[1] // CHUNK_WORDS // _MIN_CHUNKS
-        splits = max(1, min(8, most, _MULTIPROCESSORS // programs))
+    for block_t, block_n, skew in PAIR_SHAPES.get(batch, ()):
+        tiles = -(-matrix.num_rows // block_n) * -(-batch // block_t)
+        splits = wgmma_splits(tiles, matrix.codes.shape[1], 1)
         stages = wgmma_stages(block_t, block_n, *chunk_sizes(matrix), 1)
-        shapes.append(PackedPairShape(block_t, block_n, stages, depth, skew, persistent, splits))
+        shapes.append(PackedPairShape(block_t, block_n, stages, skew, splits))
     if batch >= 256:
         shapes += [DecodedShape(size << 20) for size in _PIECES_MIB]
     return shapes

@@ -21,12 +21,13 @@ from headrace.kernels.triton.linear_packed_kernels import (
 from headrace.kernels.triton.packed_config import PackedConfig
 from headrace.kernels.triton.packed_pair_kernel import packed_pair_kernel
 from headrace.kernels.triton.packed_shapes import (
-    MULTIPROCESSORS,
+    MAX_WGMMA_ROWS,
     DecodedShape,
     PackedPairShape,
     PackedRowShape,
     PackedTileShape,
     PackedWgmmaShape,
+    pair_shape,
     row_shape,
     tile_shape,
     wgmma_shape,
@@ -82,7 +83,8 @@ def packed_shape(num_rows: int, matrix: WordMatrix, dtype: torch.dtype, is_align
         return row_shape(num_words, matrix.bits, matrix.group_columns)
     is_half = dtype in (torch.bfloat16, torch.float16)
     if is_half and is_aligned and has_wgmma() and num_rows <= MAX_TILED_ROWS:
-        return wgmma_shape(num_rows, matrix.num_rows, num_words, *chunk_sizes(matrix))
+        choose = wgmma_shape if num_rows <= MAX_WGMMA_ROWS else pair_shape
+        return choose(num_rows, matrix.num_rows, num_words, *chunk_sizes(matrix))
     if num_rows <= (MAX_FP32_ROWS if dtype == torch.float32 else MAX_TILED_ROWS):
         return tile_shape(num_rows, matrix.num_rows, num_words)
     return _DECODED
@@ -96,7 +98,7 @@ def chunk_sizes(matrix: WordMatrix) -> tuple[int, int]:
 
 
 def has_wgmma() -> bool:
-    """Whether the device has the asynchronous matrix units that ``packed_wgmma_kernel`` is for: Hopper's alone."""
+    """Whether the device has the asynchronous matrix units of two kernels here: Hopper's alone."""
     return architecture() // 10 == _HOPPER
 
 
@@ -156,17 +158,10 @@ def _tiles(
     kernel: Any
     special: dict[str, int]
     if isinstance(shape, PackedPairShape):
-        units = tiles * num_blocks * splits
-        grid = (min(units, MULTIPROCESSORS) if shape.persistent else units, 1, 1)
-        kernel = packed_pair_kernel
-        special = {
-            "num_units": units,
-            "DEPTH": shape.depth,
-            "SKEW": shape.skew,
-            "PERSISTENT": shape.persistent,
-            "num_warps": 4,
-        }
+        grid = (tiles * num_blocks * splits, 1, 1)
+        kernel, special = packed_pair_kernel, {"SKEW": shape.skew, "num_warps": 4}
     elif isinstance(shape, PackedWgmmaShape):
+        assert tiles == 1, f"{num_rows} rows in tiles of {shape.block_t}"
         kernel, special = packed_wgmma_kernel, {"num_warps": shape.num_warps}
     else:
         grid = (num_blocks, tiles, splits)

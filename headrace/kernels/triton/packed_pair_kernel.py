@@ -33,14 +33,18 @@ _STAGED = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [0, 1]))
 
 
 @gluon.jit
-def _part(unit, num_rows, num_outputs, C: gl.constexpr):
-    """First row of x, first output, split, first chunk and end of a unit; those that share words are neighbours."""
+def _place(num_rows, num_outputs, C: gl.constexpr):
+    """First row of x, first output, split, first chunk and end of a program; those that share words are neighbours.
+
+    With a grid of three axes the copying group's addresses are made so early that registers are spilled.
+    """
     num_t = gl.cdiv(num_rows, C.block_t)
     num_n = gl.cdiv(num_outputs, C.block_n)
-    split = unit // (num_t * num_n)
+    program = gl.program_id(0)
+    split = program // (num_t * num_n)
     first = split * (C.words_each // 16)
     end = gl.minimum(first + C.words_each // 16, C.num_words // 16)
-    return unit % num_t * C.block_t, unit // num_t % num_n * C.block_n, split, first, end
+    return program % num_t * C.block_t, program // num_t % num_n * C.block_n, split, first, end
 
 
 @gluon.jit
@@ -61,37 +65,27 @@ def _ask_x(ring, slot, x_ptr, chunk, first_token, num_rows, x_stride, C: gl.cons
 
 @gluon.jit
 def _copy_chunks(
-    source, rings, x_ring, barriers, num_units, NUM_STAGES: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr
+    source, rings, x_ring, barriers, NUM_STAGES: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr
 ):
     """Words and scales of the first chunks before the previous kernel has ended, then x; then all others."""
     x_ptr, codes_ptr, scales_ptr, minimums_ptr, num_rows, num_outputs, stride, x_stride = source
     full, empty, _, _ = barriers
-    unit = gl.program_id(0)
-    token, row, _, first, end = _part(unit, num_rows, num_outputs, C)
+    token, row, _, first, end = _place(num_rows, num_outputs, C)
     for ahead in gl.static_range(NUM_STAGES):
         if first + ahead < end:
             _ask_matrix(
                 rings, ahead, codes_ptr, scales_ptr, minimums_ptr, first + ahead, row, num_outputs, stride, C
             )
     wait_for_previous(PDL)
-    for ahead in gl.static_range(NUM_STAGES):
-        if first + ahead < end:
-            _ask_x(x_ring, ahead, x_ptr, first + ahead, token, num_rows, x_stride, C)
-            async_copy.mbarrier_arrive(full.index(ahead), increment_count=False)
     # a slot that nobody has used yet is waited for with the parity of the phase before
-    num_asked = gl.minimum(gl.maximum(end - first, 0), NUM_STAGES)
-    slot = gl.where(num_asked == NUM_STAGES, 0, num_asked)
-    phase = gl.where(num_asked == NUM_STAGES, 0, 1)
-    first += num_asked
-    for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
-        if unit != gl.program_id(0):
-            token, row, _, first, end = _part(unit, num_rows, num_outputs, C)
-        for chunk in range(first, end):
-            mbarrier.wait(empty.index(slot), phase)
+    slot, phase = 0, 1
+    for chunk in range(first, end):
+        mbarrier.wait(empty.index(slot), phase)
+        if chunk >= first + NUM_STAGES:
             _ask_matrix(rings, slot, codes_ptr, scales_ptr, minimums_ptr, chunk, row, num_outputs, stride, C)
-            _ask_x(x_ring, slot, x_ptr, chunk, token, num_rows, x_stride, C)
-            async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
-            slot, phase = _next(slot, phase, NUM_STAGES)
+        _ask_x(x_ring, slot, x_ptr, chunk, token, num_rows, x_stride, C)
+        async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
+        slot, phase = _next(slot, phase, NUM_STAGES)
 
 
 @gluon.jit
@@ -103,54 +97,48 @@ def _next(slot, phase, NUM_STAGES: gl.constexpr):
 @gluon.jit
 def _multiply(
     task,
-    WHICH: gl.constexpr, NUMBER: gl.constexpr, NUM_STAGES: gl.constexpr, DEPTH: gl.constexpr, SKEW: gl.constexpr,
-    PERSISTENT: gl.constexpr, C: gl.constexpr,
-):  # fmt: skip
+    WHICH: gl.constexpr,
+    NUMBER: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+    SKEW: gl.constexpr,
+    C: gl.constexpr,
+):
     """One half of a program's outputs."""
-    to, matrix, x_ring, barriers, num_units = task
+    to, matrix, x_ring, barriers = task
     words_ring, scales, minimums = matrix
     full, empty, begun, done = barriers
     dtype: gl.constexpr = gl.bfloat16 if NUMBER == "bf16" else gl.float16
     OPERAND: gl.constexpr = _operand(C, gl.num_warps())
-    PRODUCT: gl.constexpr = _product(C, gl.num_warps())
     PLANES: gl.constexpr = C.num_planes
     HALF: gl.constexpr = C.block_n // 2
+    token, row, split, first, end = _place(to[2], to[3], C)
+    acc = gl.full([HALF, C.block_t], 0.0, gl.float32, _product(C, gl.num_warps()))
     slot, phase = 0, 0
-    for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
-        token, row, split, first, end = _part(unit, to[2], to[3], C)
-        acc = gl.full([HALF, C.block_t], 0.0, gl.float32, PRODUCT)
-        is_first = unit == gl.program_id(0)
-        if SKEW and WHICH == 1:
-            mbarrier.wait(begun, 0, pred=is_first & (first < end))
-        for chunk in range(first, end):
-            mbarrier.wait(full.index(slot), phase)
-            hopper.fence_async_shared()
-            words = words_ring.index(slot * 2 + WHICH).load(OPERAND)
-            x = x_ring.index(slot)
-            scale = _half_scales(scales, slot, 0, WHICH, dtype, OPERAND, C)
-            minimum = scale
-            if C.has_minimums:
-                minimum = _half_scales(minimums, slot, 0, WHICH, dtype, OPERAND, C)
-            for plane in gl.static_range(PLANES):
-                if plane > 0 and plane % C.span_planes == 0:
-                    scale = _half_scales(scales, slot, plane // C.span_planes, WHICH, dtype, OPERAND, C)
-                    minimum = scale
-                    if C.has_minimums:
-                        minimum = _half_scales(
-                            minimums, slot, plane // C.span_planes, WHICH, dtype, OPERAND, C
-                        )
-                weights = _weights(words, scale, minimum, plane, NUMBER, C)
-                columns = x.slice(16 * plane, 16, dim=1).permute((1, 0))
-                acc = hopper.warpgroup_mma(weights, columns, acc, is_async=True)
-                if DEPTH > 0:
-                    acc = hopper.warpgroup_mma_wait(DEPTH, deps=[acc])
-            if SKEW and WHICH == 0:
-                mbarrier.arrive(begun, count=1, pred=is_first & (chunk == first))
-            # products under way at the end of a round would be made synchronous by the assembler
-            acc = hopper.warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(empty.index(slot), count=1)
-            slot, phase = _next(slot, phase, NUM_STAGES)
-        _store(acc, x_ring, done, to, token, row + WHICH * HALF, split, WHICH, PERSISTENT, C)
+    if SKEW and WHICH == 1:
+        mbarrier.wait(begun, 0, pred=first < end)
+    for chunk in range(first, end):
+        mbarrier.wait(full.index(slot), phase)
+        hopper.fence_async_shared()
+        words = words_ring.index(slot * 2 + WHICH).load(OPERAND)
+        x = x_ring.index(slot)
+        for plane in gl.static_range(PLANES):
+            if plane % C.span_planes == 0:
+                scale = _half_scales(scales, slot, plane // C.span_planes, WHICH, dtype, OPERAND, C)
+                minimum = scale
+                if C.has_minimums:
+                    minimum = _half_scales(minimums, slot, plane // C.span_planes, WHICH, dtype, OPERAND, C)
+            weights = _weights(words, scale, minimum, plane, NUMBER, C)
+            columns = x.slice(16 * plane, 16, dim=1).permute((1, 0))
+            acc = hopper.warpgroup_mma(weights, columns, acc, is_async=True)
+            if HALF > 64:  # a plane's weights take so many registers that only one may be under way
+                acc = hopper.warpgroup_mma_wait(1, deps=[acc])
+        if SKEW and WHICH == 0:
+            mbarrier.arrive(begun, count=1, pred=chunk == first)
+        # products under way at the end of a round would be made synchronous by the assembler
+        acc = hopper.warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(empty.index(slot), count=1)
+        slot, phase = _next(slot, phase, NUM_STAGES)
+    _store(acc, x_ring, done, to, token, row + WHICH * HALF, split, WHICH, C)
 
 
 @gluon.jit
@@ -175,10 +163,7 @@ def _out_layout(product, is_direct, num_warps):
 
 
 @gluon.jit
-def _store(
-    acc, x_ring, done, to, first_token, first_row, split,
-    WHICH: gl.constexpr, PERSISTENT: gl.constexpr, C: gl.constexpr,
-):  # fmt: skip
+def _store(acc, x_ring, done, to, first_token, first_row, split, WHICH: gl.constexpr, C: gl.constexpr):
     """acc [n / 2, T] to out [T, col + n], or to fp32 sums [splits, T, n]."""
     bias_ptr, out_ptr, num_rows, num_outputs, col, out_stride = to
     HALF: gl.constexpr = C.block_n // 2
@@ -186,10 +171,10 @@ def _store(
     if C.has_bias and C.num_splits == 1:
         place = first_row + gl.arange(0, HALF, layout=gl.SliceLayout(1, acc.type.layout))
         acc += gl.load(bias_ptr + place, mask=place < num_outputs, other=0.0).to(gl.float32)[:, None]
-    DIRECT: gl.constexpr = PERSISTENT or C.num_splits > 1
+    DIRECT: gl.constexpr = C.num_splits > 1
     LINES: gl.constexpr = _out_layout(acc.type.layout, DIRECT, gl.num_warps())
     if DIRECT:
-        # a warp's numbers are runs of eight outputs; the next unit's x may be on its way to the memory of x
+        # a warp's numbers are runs of eight outputs, whole sectors of fp32
         numbers = acc.to(kind)
     else:
         # x has been read by both, so its memory is free
@@ -210,18 +195,15 @@ def _store(
         gl.store(out_ptr + away, numbers, mask=inside)
 
 
-@gluon.jit(do_not_specialize=["num_rows", "num_units"])
+@gluon.jit(do_not_specialize=["num_rows"])
 def packed_pair_kernel(
     x_ptr, codes_ptr, scales_ptr, minimums_ptr, bias_ptr, out_ptr,
-    num_rows, num_outputs, stride, col, x_stride, out_stride, num_units,
-    NUMBER: gl.constexpr, NUM_STAGES: gl.constexpr, DEPTH: gl.constexpr, SKEW: gl.constexpr,
-    PERSISTENT: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr,
+    num_rows, num_outputs, stride, col, x_stride, out_stride,
+    NUMBER: gl.constexpr, NUM_STAGES: gl.constexpr, SKEW: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """As ``packed_wgmma_kernel``; 4 warps a group.
 
-    DEPTH: planes under way, whose weights take registers; 0: all of a chunk.
     SKEW: whether the second half begins when the first has multiplied a chunk, so that chunks end at different times.
-    PERSISTENT: whether there are fewer programs than units of work.
     """
     let_next_start(PDL)
     dtype: gl.constexpr = gl.bfloat16 if NUMBER == "bf16" else gl.float16
@@ -252,12 +234,12 @@ def packed_pair_kernel(
     to = (bias_ptr, out_ptr, num_rows, num_outputs, col, out_stride)
     barriers = (full, empty, begun, done)
     matrix = (halves, scales, minimums)
-    task = (to, matrix, x_ring, barriers, num_units)
+    task = (to, matrix, x_ring, barriers)
     gl.warp_specialize(
         [
-            (_multiply, (task, gl.constexpr(0), NUMBER, NUM_STAGES, DEPTH, SKEW, PERSISTENT, C)),
-            (_multiply, (task, gl.constexpr(1), NUMBER, NUM_STAGES, DEPTH, SKEW, PERSISTENT, C)),
-            (_copy_chunks, (source, rings, x_ring, barriers, num_units, NUM_STAGES, C, PDL)),
+            (_multiply, (task, gl.constexpr(0), NUMBER, NUM_STAGES, SKEW, C)),
+            (_multiply, (task, gl.constexpr(1), NUMBER, NUM_STAGES, SKEW, C)),
+            (_copy_chunks, (source, rings, x_ring, barriers, NUM_STAGES, C, PDL)),
         ],
         [GROUP_WARPS, GROUP_WARPS],
         [_MULTIPLYING_REGISTERS, _COPYING_REGISTERS],

@@ -8,8 +8,15 @@ import triton
 
 from headrace.kernels.triton.word_matrix import CHUNK_WORDS
 
+MAX_WGMMA_ROWS = 64
+"""Of x, for ``packed_wgmma_kernel``; on Hopper more rows are for ``packed_pair_kernel``."""
+
 _MIN_CHUNKS = 6
-MULTIPROCESSORS = 132
+_LARGE_TILE = 256 * 128
+_LONG_PROGRAM = 2560
+"""Columns that large tiles bring each multiprocessor: of those measured 1,740 were too few, 3,470 enough."""
+
+_MULTIPROCESSORS = 132
 _SHARED_BYTES, _RESERVED_BYTES = 228 << 10, 2 << 10
 """Of a multiprocessor of Hopper's, and what each of its programs loses, barriers included."""
 
@@ -54,16 +61,13 @@ class PackedWgmmaShape:
 class PackedPairShape:
     """Tile of the kernel of many rows for Hopper; numbers as of ``PackedTileShape``.
 
-    depth: planes of a half under way; 0: all.  skew: whether one half begins later than the other.
-    persistent: whether programs are at most one a multiprocessor.
+    skew: whether one half of the outputs begins a chunk later than the other.
     """
 
     block_t: int
     block_n: int
     num_stages: int
-    depth: int
     skew: bool
-    persistent: bool
     num_splits: int = 1
 
 
@@ -87,31 +91,49 @@ def tile_shape(num_rows: int, num_outputs: int, num_words: int) -> PackedTileSha
     block_t = max(16, min(triton.next_power_of_2(num_rows), 128))
     block_n, warps = (64, 4) if block_t <= 32 else (128, 8)
     programs = triton.cdiv(num_outputs, block_n) * triton.cdiv(num_rows, block_t)
-    splits = max(1, min(8, 2 * MULTIPROCESSORS // programs, num_words // 128))
+    splits = max(1, min(8, 2 * _MULTIPROCESSORS // programs, num_words // 128))
     return PackedTileShape(block_t, block_n, 4, warps, splits)
 
 
 def wgmma_shape(
     num_rows: int, num_outputs: int, num_words: int, chunk: int, scale_bytes: int
 ) -> PackedWgmmaShape:
-    """As measured on an H200 (``bench_quant.py --variants``): wide tiles where they fill the device, for each reads all
-    of x; else splits, but only as many as are there at the same time.
+    """Of ``MAX_WGMMA_ROWS`` at most, as measured on an H200 (``bench_quant.py --variants``): wide tiles where they fill
+    the device, for each reads all of x; else splits, but only as many as are there at the same time.
 
     chunk: columns of one.  scale_bytes: of an output's scales and minimums of a chunk.
     """
-    is_wide = num_outputs >= 128 * MULTIPROCESSORS
-    block_t = max(16, min(triton.next_power_of_2(num_rows), 128))
+    block_t = max(16, triton.next_power_of_2(num_rows))
     if block_t <= 32:
+        is_wide = num_outputs >= 128 * _MULTIPROCESSORS
         block_n, warps, resident = (128, 8, 2) if is_wide else (64, 4, 4)
-    elif block_t == 64:
-        block_n, warps, resident = 128, 4, 2
     else:
-        block_n, warps, resident = 256 if is_wide else 128, 8, 1
-    programs = triton.cdiv(num_outputs, block_n) * triton.cdiv(num_rows, block_t)
-    most = max(1, min(8, num_words // (CHUNK_WORDS * _MIN_CHUNKS)))
-    splits = min(most, max(1, resident * MULTIPROCESSORS // programs))
+        block_n, warps, resident = 128, 4, 2
+    splits = wgmma_splits(triton.cdiv(num_outputs, block_n), num_words, resident)
     stages = wgmma_stages(block_t, block_n, chunk, scale_bytes, resident)
     return PackedWgmmaShape(block_t, block_n, stages, warps, splits)
+
+
+def pair_shape(
+    num_rows: int, num_outputs: int, num_words: int, chunk: int, scale_bytes: int
+) -> PackedPairShape:
+    """Of more rows, as measured there: large tiles where they are work enough for all multiprocessors; else half as
+    large ones, which need fewer splits. Arguments as of ``wgmma_shape``."""
+    block_t = 128 if num_rows <= 128 else 256
+    block_n = _LARGE_TILE // block_t
+    tiles = triton.cdiv(num_outputs, block_n) * triton.cdiv(num_rows, block_t)
+    is_large = tiles * (num_words // CHUNK_WORDS * chunk) >= _LONG_PROGRAM * _MULTIPROCESSORS
+    if not is_large:
+        block_t, block_n = 128, 128
+        tiles = triton.cdiv(num_outputs, block_n) * triton.cdiv(num_rows, block_t)
+    stages = wgmma_stages(block_t, block_n, chunk, scale_bytes, 1)
+    return PackedPairShape(block_t, block_n, stages, not is_large, wgmma_splits(tiles, num_words, 1))
+
+
+def wgmma_splits(tiles: int, num_words: int, resident: int) -> int:
+    """As many as are there at the same time, ``resident`` programs a multiprocessor; of six chunks at least."""
+    most = min(8, num_words // (CHUNK_WORDS * _MIN_CHUNKS))
+    return max(1, min(most, resident * _MULTIPROCESSORS // tiles))
 
 
 def wgmma_stages(block_t: int, block_n: int, chunk: int, scale_bytes: int, resident: int) -> int:

@@ -1,4 +1,4 @@
-"""Several rows of x times packed weights with Hopper's asynchronous matrix units, whose weights lie in registers.
+"""A few rows of x times packed weights with Hopper's asynchronous matrix units, whose weights lie in registers.
 
 out^T [n, T] = W [n, K] x^T [K, T]. Chunks of words, their scales and x come to shared memory by asynchronous copies, a
 few of them ahead. A thread loads from there the words whose codes are its own part of the matrix units' operand, one
@@ -99,7 +99,7 @@ def _ask_matrix(
 def _ask_x(ring, slot, x_ptr, chunk, num_rows, x_stride, C: gl.constexpr):
     """[T, columns] of a chunk, zeros beyond rows and columns."""
     LAYOUT: gl.constexpr = _x_copy(C, gl.num_warps())
-    token = gl.program_id(0) * C.block_t + gl.arange(0, C.block_t, layout=gl.SliceLayout(1, LAYOUT))
+    token = gl.arange(0, C.block_t, layout=gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, C.chunk, layout=gl.SliceLayout(0, LAYOUT))
     away = token.to(gl.int64)[:, None] * x_stride + column[None, :]
     inside = gl.broadcast((token < num_rows)[:, None], away)[0]
@@ -144,7 +144,10 @@ def packed_wgmma_kernel(
     num_rows, num_outputs, stride, col, x_stride, out_stride,
     NUMBER: gl.constexpr, NUM_STAGES: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """As ``packed_tile_kernel``. x: 16-bit, rows of a multiple of 16 numbers. NUM_STAGES: chunks in shared memory."""
+    """As ``packed_tile_kernel``. x: 16-bit, at most T rows of a multiple of 16 numbers.
+
+    NUM_STAGES: chunks in shared memory.
+    """
     let_next_start(PDL)
     dtype: gl.constexpr = gl.bfloat16 if NUMBER == "bf16" else gl.float16
     OPERAND: gl.constexpr = _operand(C, gl.num_warps())
@@ -220,7 +223,7 @@ def _store_layout(C, num_warps):
 def _store(acc, bias_ptr, out_ptr, num_rows, num_outputs, col, out_stride, C: gl.constexpr):
     """acc [n, T] to out [T, col + n], or to fp32 sums [splits, T, n]."""
     LAYOUT: gl.constexpr = _store_layout(C, gl.num_warps())
-    token = gl.program_id(0) * C.block_t + gl.arange(0, C.block_t, layout=gl.SliceLayout(0, LAYOUT))
+    token = gl.arange(0, C.block_t, layout=gl.SliceLayout(0, LAYOUT))
     row = gl.program_id(1) * C.block_n + gl.arange(0, C.block_n, layout=gl.SliceLayout(1, LAYOUT))
     inside = (row < num_outputs)[:, None] & (token < num_rows)[None, :]
     if C.num_splits > 1:
