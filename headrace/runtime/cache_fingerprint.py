@@ -16,6 +16,7 @@ What changes the numbers of K and V counts; the test of this module wants every 
   max_prefill_chunk, max_steps_outstanding, max_waiting_requests, enable_prefix_caching, min_copy_tokens, cascade,
   cascade_min_tokens, cascade_min_requests, cascade_min_share, max_prefix_length, threads, max_graph_tokens,
   attention_library.
+* Left out, since it says when tokens are sent that have been made: stream_interval.
 * Left out, since tiers are refused on more than one rank: tensor_parallel_size, pipeline_parallel_size, all_reduce,
   pick_in_parts, launcher, rank_timeout_s.
 """
