@@ -38,9 +38,10 @@ def test_programs_that_compile(program: str, count: int) -> None:
     check_program(program, count)
 
 
-def test_the_stack_with_a_ring_compiles() -> None:
-    """Gluon changes from one version of Triton to the next, and no other test without a GPU has ranks."""
-    check_program("compile_stack.py", 7)
+@pytest.mark.parametrize(("program", "count"), [("compile_stack.py", 7), ("compile_packed.py", 5)])
+def test_gluon_compiles(program: str, count: int) -> None:
+    """It changes from one version of Triton to the next, and no other test without a GPU compiles these kernels."""
+    check_program(program, count)
 
 
 def check_program(program: str, count: int) -> None:

@@ -12,6 +12,8 @@ pytest.importorskip("triton")
 from headrace.kernels.affine_matrix import AffineMatrix
 from headrace.kernels.reference import linear_packed as reference
 from headrace.kernels.triton import linear_packed as triton_ops
+from headrace.kernels.triton.packed_config import PackedConfig
+from headrace.kernels.triton.packed_pair_kernel import staged_halves
 from headrace.kernels.triton.packed_shapes import (
     DecodedShape,
     PackedPairShape,
@@ -218,3 +220,19 @@ def test_splits_on_hopper_stay_within_one_wave() -> None:
 def test_many_rows_on_hopper_take_the_tiles_that_were_fastest(num_rows: int, name: str, tile: tuple) -> None:
     for count in (num_rows, num_rows // 2 + 1):
         assert pair_shape(count, *LINEARS[name], 128, 8) == PackedPairShape(*tile)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("out_bits", [16, 32])
+@pytest.mark.parametrize("num_rows", [65, 128, 129, 256])
+def test_outputs_pass_through_memory_that_holds_them(num_rows: int, out_bits: int, bits: int) -> None:
+    """Half as many columns of x lie there for weights of 8 bits, and a head's outputs take 32."""
+    for num_outputs in (4096, 128256):
+        num_words, chunk = 4096 * bits // 32, 512 // bits
+        shape = pair_shape(num_rows, num_outputs, num_words, chunk, 4)
+        tile = (shape.block_t, shape.block_n, 16)
+        config = PackedConfig(4096, bits, 4096, *tile, False, False, num_splits=shape.num_splits)
+        halves = staged_halves(config, out_bits, shape.num_stages)
+        x_bits = 16 * shape.num_stages * shape.block_t * chunk
+        assert halves in (0, x_bits / (shape.block_t * shape.block_n // 2 * out_bits))
+        assert halves != 1 and (halves > 0 or out_bits == 32 or shape.num_splits > 1)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace.kernels.triton import attention_common as common
 from headrace.kernels.triton.attention_ring_codes import (
@@ -40,6 +39,7 @@ from headrace.kernels.triton.attention_ring_codes import (
     value_operand,
     value_words,
 )
+from headrace.kernels.triton.launch import let_next_start, wait_for_previous
 
 _HIDDEN, _LOG2_E, _FAR = (gl.constexpr(x.value) for x in (common.HIDDEN, common.LOG2_E, common.FAR))
 _NUM_SHORT, _ROWS_AT, _ITEMS_AT, _ITEM_SIZE = (
@@ -248,8 +248,7 @@ def coded_ring_kernel(
     PDL: gl.constexpr,
 ):  # fmt: skip
     """The short items of a cache of 8 bits, of which k_ptr and v_ptr are int32 words; FORMAT: of a code."""
-    if PDL:
-        gdc_launch_dependents()
+    let_next_start(PDL)
     SIXTEENS: gl.constexpr = C.block_n // SIXTEEN
     SCORES: gl.constexpr = scores_layout(WARPS)
     ROWS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, SCORES))
@@ -259,8 +258,7 @@ def coded_ring_kernel(
     v_ring = gl.allocate_shared_memory(gl.int32, [C.num_stages, SIXTEENS, 16, WORDS], SHARED)
     m = gl.arange(0, C.block_m, layout=ROWS)
     row = m // C.group
-    if PDL:
-        gdc_wait()
+    wait_for_previous(PDL)
     rows_ptr = plan_ptr + gl.load(plan_ptr + _ROWS_AT)
     items_ptr = plan_ptr + gl.load(plan_ptr + _ITEMS_AT)
     num_units = gl.load(plan_ptr + _NUM_SHORT) * C.num_kv_heads

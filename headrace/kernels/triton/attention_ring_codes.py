@@ -10,13 +10,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from headrace.kernels.triton.gluon_names import async_load
+
 HEAD_DIM = 128
 SIXTEEN = gl.constexpr(16)
 WORDS = gl.constexpr(HEAD_DIM // 4)
 SHARED = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
-_copy = (
-    getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-)  # renamed in Triton 3.8
 
 
 def _in_pairs(*steps: str) -> gl.constexpr:
@@ -143,7 +142,7 @@ def ask(target, source, blocks, first, start, end, word_stride, C: gl.constexpr,
     if C.has_window:
         inside = inside & ((SIXTEEN * sixteen)[:, None] + slot[None, :] >= start - first)
     mask = gl.broadcast(inside[:, :, None], pointers)[0]
-    _copy(target, pointers, mask=mask)
+    async_load(target, pointers, mask=mask)
     async_copy.commit_group()
 
 

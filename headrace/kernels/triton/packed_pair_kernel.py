@@ -12,18 +12,17 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from headrace.kernels.triton.gluon_names import async_load, barrier
 from headrace.kernels.triton.launch import let_next_start, wait_for_previous
 from headrace.kernels.triton.packed_wgmma_kernel import (
-    _FLAT,
-    _ROWS,
-    _WORDS,
-    _ask_matrix,
-    _copy,
-    _operand,
-    _product,
-    _weights,
-    _x_copy,
+    WORDS,
+    ask_matrix,
+    operand_layout,
+    plane_weights,
+    product_layout,
+    x_copy_layout,
 )
+from headrace.kernels.triton.weight_ring import FLAT, ROWS
 
 GROUP_WARPS = gl.constexpr(4)
 _MULTIPLYING_REGISTERS = gl.constexpr(208)
@@ -50,17 +49,17 @@ def _place(num_rows, num_outputs, C: gl.constexpr):
 @gluon.jit
 def _ask_x(ring, slot, x_ptr, chunk, first_token, num_rows, x_stride, C: gl.constexpr):
     """[T, columns] of a chunk, zeros beyond the columns; beyond the rows the last again, which are not stored."""
-    LAYOUT: gl.constexpr = _x_copy(C, gl.num_warps())
+    LAYOUT: gl.constexpr = x_copy_layout(C, gl.num_warps())
     token = gl.arange(0, C.block_t, layout=gl.SliceLayout(1, LAYOUT))
     token = gl.minimum(token, num_rows - 1 - first_token)
     column = gl.arange(0, C.chunk, layout=gl.SliceLayout(0, LAYOUT))
     away = token[:, None] * x_stride + column[None, :]  # 32 bits: a thread has many of them
     start = x_ptr + (first_token.to(gl.int64) * x_stride + chunk * C.chunk)
     if C.num_inputs % C.chunk == 0:
-        _copy(ring.index(slot), start + away)
+        async_load(ring.index(slot), start + away)
     else:
         inside = (chunk * C.chunk + column < C.num_inputs)[None, :]
-        _copy(ring.index(slot), start + away, mask=gl.broadcast(inside, away)[0])
+        async_load(ring.index(slot), start + away, mask=gl.broadcast(inside, away)[0])
 
 
 @gluon.jit
@@ -73,7 +72,7 @@ def _copy_chunks(
     token, row, _, first, end = _place(num_rows, num_outputs, C)
     for ahead in gl.static_range(NUM_STAGES):
         if first + ahead < end:
-            _ask_matrix(
+            ask_matrix(
                 rings, ahead, codes_ptr, scales_ptr, minimums_ptr, first + ahead, row, num_outputs, stride, C
             )
     wait_for_previous(PDL)
@@ -82,7 +81,7 @@ def _copy_chunks(
     for chunk in range(first, end):
         mbarrier.wait(empty.index(slot), phase)
         if chunk >= first + NUM_STAGES:
-            _ask_matrix(rings, slot, codes_ptr, scales_ptr, minimums_ptr, chunk, row, num_outputs, stride, C)
+            ask_matrix(rings, slot, codes_ptr, scales_ptr, minimums_ptr, chunk, row, num_outputs, stride, C)
         _ask_x(x_ring, slot, x_ptr, chunk, token, num_rows, x_stride, C)
         async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
         slot, phase = _next(slot, phase, NUM_STAGES)
@@ -108,11 +107,11 @@ def _multiply(
     words_ring, scales, minimums = matrix
     full, empty, begun, done = barriers
     dtype: gl.constexpr = gl.bfloat16 if NUMBER == "bf16" else gl.float16
-    OPERAND: gl.constexpr = _operand(C, gl.num_warps())
+    OPERAND: gl.constexpr = operand_layout(C, gl.num_warps())
     PLANES: gl.constexpr = C.num_planes
     HALF: gl.constexpr = C.block_n // 2
     token, row, split, first, end = _place(to[2], to[3], C)
-    acc = gl.full([HALF, C.block_t], 0.0, gl.float32, _product(C, gl.num_warps()))
+    acc = gl.full([HALF, C.block_t], 0.0, gl.float32, product_layout(C, gl.num_warps()))
     slot, phase = 0, 0
     if SKEW and WHICH == 1:
         mbarrier.wait(begun, 0, pred=first < end)
@@ -127,7 +126,7 @@ def _multiply(
                 minimum = scale
                 if C.has_minimums:
                     minimum = _half_scales(minimums, slot, plane // C.span_planes, WHICH, dtype, OPERAND, C)
-            weights = _weights(words, scale, minimum, plane, NUMBER, C)
+            weights = plane_weights(words, scale, minimum, plane, NUMBER, C)
             columns = x.slice(16 * plane, 16, dim=1).permute((1, 0))
             acc = hopper.warpgroup_mma(weights, columns, acc, is_async=True)
             if HALF > 64:  # a plane's weights take so many registers that only one may be under way
@@ -157,9 +156,19 @@ def _half_scales(
 
 
 @gluon.constexpr_function
-def _out_layout(product, is_direct, num_warps):
+def staged_halves(C, out_bits, num_stages):
+    """How many halves of a program's outputs the memory of x is; 0: it is no whole number, or not two, and so outputs
+    are stored from where they were summed. Splits' sums are anyhow: their runs of eight are whole sectors of fp32."""
+    if C.num_splits > 1:
+        return 0
+    halves, rest = divmod(num_stages * C.chunk * 16, C.block_n // 2 * out_bits)
+    return 0 if rest or halves < 2 else halves
+
+
+@gluon.constexpr_function
+def _out_layout(product, is_staged, num_warps):
     """Eight neighbouring outputs a thread, or what the matrix units leave."""
-    return product if is_direct else gl.BlockedLayout([8, 1], [8, 4], [1, num_warps], [0, 1])
+    return gl.BlockedLayout([8, 1], [8, 4], [1, num_warps], [0, 1]) if is_staged else product
 
 
 @gluon.jit
@@ -171,19 +180,18 @@ def _store(acc, x_ring, done, to, first_token, first_row, split, WHICH: gl.const
     if C.has_bias and C.num_splits == 1:
         place = first_row + gl.arange(0, HALF, layout=gl.SliceLayout(1, acc.type.layout))
         acc += gl.load(bias_ptr + place, mask=place < num_outputs, other=0.0).to(gl.float32)[:, None]
-    DIRECT: gl.constexpr = C.num_splits > 1
-    LINES: gl.constexpr = _out_layout(acc.type.layout, DIRECT, gl.num_warps())
-    if DIRECT:
-        # a warp's numbers are runs of eight outputs, whole sectors of fp32
-        numbers = acc.to(kind)
-    else:
+    STAGED: gl.constexpr = staged_halves(C, kind.primitive_bitwidth, x_ring.shape[0])
+    LINES: gl.constexpr = _out_layout(acc.type.layout, STAGED > 0, gl.num_warps())
+    if STAGED > 0:
         # x has been read by both, so its memory is free
         mbarrier.arrive(done, count=1)
         mbarrier.wait(done, 0)
-        staged = x_ring._reinterpret(kind, [2, HALF, C.block_t], _STAGED).index(WHICH)
+        staged = x_ring._reinterpret(kind, [STAGED, HALF, C.block_t], _STAGED).index(WHICH)
         staged.store(acc.to(kind))
-        gl.thread_barrier()
+        barrier()
         numbers = staged.load(LINES)
+    else:
+        numbers = acc.to(kind)
     row = first_row + gl.arange(0, HALF, layout=gl.SliceLayout(1, LINES))
     token = first_token + gl.arange(0, C.block_t, layout=gl.SliceLayout(0, LINES))
     inside = (row < num_outputs)[:, None] & (token < num_rows)[None, :]
@@ -210,15 +218,15 @@ def packed_pair_kernel(
     X: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     kind: gl.constexpr = scales_ptr.dtype.element_ty
     HALF: gl.constexpr = C.block_n // 2
-    words_ring = gl.allocate_shared_memory(gl.int32, [NUM_STAGES, C.block_n, 16], _WORDS)
-    scales_ring = gl.allocate_shared_memory(kind, [NUM_STAGES, C.num_spans, C.block_n], _ROWS)
+    words_ring = gl.allocate_shared_memory(gl.int32, [NUM_STAGES, C.block_n, 16], WORDS)
+    scales_ring = gl.allocate_shared_memory(kind, [NUM_STAGES, C.num_spans, C.block_n], ROWS)
     minimums_ring = scales_ring
     if C.has_minimums:
-        minimums_ring = gl.allocate_shared_memory(kind, [NUM_STAGES, C.num_spans, C.block_n], _ROWS)
+        minimums_ring = gl.allocate_shared_memory(kind, [NUM_STAGES, C.num_spans, C.block_n], ROWS)
     x_ring = gl.allocate_shared_memory(dtype, [NUM_STAGES, C.block_t, C.chunk], X)
-    halves = words_ring._reinterpret(gl.int32, [NUM_STAGES * 2, HALF, 16], _WORDS)
-    scales = scales_ring._reinterpret(kind, [NUM_STAGES * C.num_spans * 2, HALF], _FLAT)
-    minimums = minimums_ring._reinterpret(kind, [NUM_STAGES * C.num_spans * 2, HALF], _FLAT)
+    halves = words_ring._reinterpret(gl.int32, [NUM_STAGES * 2, HALF, 16], WORDS)
+    scales = scales_ring._reinterpret(kind, [NUM_STAGES * C.num_spans * 2, HALF], FLAT)
+    minimums = minimums_ring._reinterpret(kind, [NUM_STAGES * C.num_spans * 2, HALF], FLAT)
     rings = (words_ring, scales_ring, minimums_ring)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())

@@ -13,12 +13,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from headrace.kernels.triton.gluon_names import async_load
 from headrace.kernels.triton.packed_ring_config import BAND, CHUNK, GROUP
 from headrace.kernels.triton.weight_ring import (
     FLAT,
     NUM_WARPS,
     advance,
-    async_load,
     finish_rows,
     select,
 )

@@ -14,25 +14,23 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from headrace.kernels.triton.gluon_names import async_load
 from headrace.kernels.triton.launch import let_next_start, wait_for_previous
+from headrace.kernels.triton.weight_ring import FLAT, ROWS
 
-_copy = (
-    getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-)  # renamed in Triton 3.8
-_ROWS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-_FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
-_WORDS = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [1, 0]))
+WORDS = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [1, 0]))
 """Eight rows' words 0 to 7, and 8 to 15, are in different banks."""
 
 
 @gluon.constexpr_function
-def _operand(C, num_warps):
+def operand_layout(C, num_warps):
     """Where the matrix units want weights [n, 16], and so words."""
-    return gl.DotOperandLayout(0, _product(C, num_warps), 2)
+    return gl.DotOperandLayout(0, product_layout(C, num_warps), 2)
 
 
 @gluon.constexpr_function
-def _product(C, num_warps):
+def product_layout(C, num_warps):
+    """Of sums [n, T]."""
     return gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, C.block_t, 16])
 
 
@@ -43,7 +41,7 @@ def _word_copy(num_warps):
 
 
 @gluon.constexpr_function
-def _x_copy(C, num_warps):
+def x_copy_layout(C, num_warps):
     """Eight numbers a thread, whole rows of a chunk a warp."""
     across = C.chunk // 8
     return gl.BlockedLayout([1, 8], [32 // across, across], [num_warps, 1], [1, 0])
@@ -65,7 +63,7 @@ def _ask_words(ring, slot, codes_ptr, chunk, first_row, num_outputs, C: gl.const
     row = gl.minimum(row, num_outputs - 1).to(gl.int64)
     word = gl.arange(0, 16, layout=gl.SliceLayout(0, LAYOUT))
     start = codes_ptr + chunk * 16
-    _copy(
+    async_load(
         ring.index(slot), start + (row[:, None] * C.num_words + word[None, :]), eviction_policy="evict_first"
     )
 
@@ -80,15 +78,16 @@ def _ask_scales(ring, slot, scales_ptr, chunk, first_row, stride, C: gl.constexp
     group = gl.minimum(group, C.num_groups - 1).to(gl.int64)
     away = group[:, None] * stride + row[None, :]
     if C.block_n > 128:  # ``word_matrix.ROW_MULTIPLE``
-        _copy(ring.index(slot), scales_ptr + away, mask=gl.broadcast((row < stride)[None, :], away)[0])
+        async_load(ring.index(slot), scales_ptr + away, mask=gl.broadcast((row < stride)[None, :], away)[0])
     else:
-        _copy(ring.index(slot), scales_ptr + away)
+        async_load(ring.index(slot), scales_ptr + away)
 
 
 @gluon.jit
-def _ask_matrix(
+def ask_matrix(
     rings, slot, codes_ptr, scales_ptr, minimums_ptr, chunk, first_row, num_outputs, stride, C: gl.constexpr
 ):
+    """A chunk's words, scales and minimums into a slot of ``rings`` (words, scales, minimums)."""
     _ask_words(rings[0], slot, codes_ptr, chunk, first_row, num_outputs, C)
     _ask_scales(rings[1], slot, scales_ptr, chunk, first_row, stride, C)
     if C.has_minimums:
@@ -98,14 +97,14 @@ def _ask_matrix(
 @gluon.jit
 def _ask_x(ring, slot, x_ptr, chunk, num_rows, x_stride, C: gl.constexpr):
     """[T, columns] of a chunk, zeros beyond rows and columns."""
-    LAYOUT: gl.constexpr = _x_copy(C, gl.num_warps())
+    LAYOUT: gl.constexpr = x_copy_layout(C, gl.num_warps())
     token = gl.arange(0, C.block_t, layout=gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, C.chunk, layout=gl.SliceLayout(0, LAYOUT))
     away = token.to(gl.int64)[:, None] * x_stride + column[None, :]
     inside = gl.broadcast((token < num_rows)[:, None], away)[0]
     if C.num_inputs % C.chunk != 0:
         inside = inside & (chunk * C.chunk + column < C.num_inputs)[None, :]
-    _copy(ring.index(slot), x_ptr + chunk * C.chunk + away, mask=inside)
+    async_load(ring.index(slot), x_ptr + chunk * C.chunk + away, mask=inside)
 
 
 @gluon.jit
@@ -116,26 +115,16 @@ def _scales(scales, slot, SPAN: gl.constexpr, dtype: gl.constexpr, OPERAND: gl.c
 
 
 @gluon.jit
-def _weights(words, scale, minimum, PLANE: gl.constexpr, NUMBER: gl.constexpr, C: gl.constexpr):
+def plane_weights(words, scale, minimum, PLANE: gl.constexpr, NUMBER: gl.constexpr, C: gl.constexpr):
     """[n, 16]: a plane's weights."""
-    if NUMBER == "bf16":
-        return gl.inline_asm_elementwise(
-            C.pair_ptx(PLANE, "bf16"),
-            "=r,r,r,r,r",
-            [words, scale, minimum],
-            dtype=gl.bfloat16,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            C.pair_ptx(PLANE, "fp16"),
-            "=r,r,r,r,r",
-            [words, scale, minimum],
-            dtype=gl.float16,
-            is_pure=True,
-            pack=2,
-        )
+    return gl.inline_asm_elementwise(
+        C.pair_ptx(PLANE, NUMBER),
+        "=r,r,r,r,r",
+        [words, scale, minimum],
+        dtype=scale.dtype,
+        is_pure=True,
+        pack=2,
+    )
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_outputs", "col"])
@@ -150,18 +139,18 @@ def packed_wgmma_kernel(
     """
     let_next_start(PDL)
     dtype: gl.constexpr = gl.bfloat16 if NUMBER == "bf16" else gl.float16
-    OPERAND: gl.constexpr = _operand(C, gl.num_warps())
-    PRODUCT: gl.constexpr = _product(C, gl.num_warps())
+    OPERAND: gl.constexpr = operand_layout(C, gl.num_warps())
+    PRODUCT: gl.constexpr = product_layout(C, gl.num_warps())
     X: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     kind: gl.constexpr = scales_ptr.dtype.element_ty
-    words_ring = gl.allocate_shared_memory(gl.int32, [NUM_STAGES, C.block_n, 16], _WORDS)
-    scales_ring = gl.allocate_shared_memory(kind, [NUM_STAGES, C.num_spans, C.block_n], _ROWS)
+    words_ring = gl.allocate_shared_memory(gl.int32, [NUM_STAGES, C.block_n, 16], WORDS)
+    scales_ring = gl.allocate_shared_memory(kind, [NUM_STAGES, C.num_spans, C.block_n], ROWS)
     minimums_ring = scales_ring
     if C.has_minimums:
-        minimums_ring = gl.allocate_shared_memory(kind, [NUM_STAGES, C.num_spans, C.block_n], _ROWS)
+        minimums_ring = gl.allocate_shared_memory(kind, [NUM_STAGES, C.num_spans, C.block_n], ROWS)
     x_ring = gl.allocate_shared_memory(dtype, [NUM_STAGES, C.block_t, C.chunk], X)
-    scales = scales_ring._reinterpret(kind, [NUM_STAGES * C.num_spans, C.block_n], _FLAT)
-    minimums = minimums_ring._reinterpret(kind, [NUM_STAGES * C.num_spans, C.block_n], _FLAT)
+    scales = scales_ring._reinterpret(kind, [NUM_STAGES * C.num_spans, C.block_n], FLAT)
+    minimums = minimums_ring._reinterpret(kind, [NUM_STAGES * C.num_spans, C.block_n], FLAT)
     rings = (words_ring, scales_ring, minimums_ring)
 
     PLANES: gl.constexpr = C.num_planes
@@ -170,7 +159,7 @@ def packed_wgmma_kernel(
     end = gl.minimum(first + C.words_each // 16, C.num_words // 16)
     for ahead in gl.static_range(NUM_STAGES - 1):
         if first + ahead < end:
-            _ask_matrix(
+            ask_matrix(
                 rings, ahead, codes_ptr, scales_ptr, minimums_ptr, first + ahead, row, num_outputs, stride, C
             )
     wait_for_previous(PDL)
@@ -185,7 +174,7 @@ def packed_wgmma_kernel(
         hopper.fence_async_shared()
         following = chunk + NUM_STAGES - 1
         if following < end:
-            _ask_matrix(
+            ask_matrix(
                 rings, free, codes_ptr, scales_ptr, minimums_ptr, following, row, num_outputs, stride, C
             )
             _ask_x(x_ring, free, x_ptr, following, num_rows, x_stride, C)
@@ -202,7 +191,7 @@ def packed_wgmma_kernel(
                 minimum = scale
                 if C.has_minimums:
                     minimum = _scales(minimums, slot, plane // C.span_planes, dtype, OPERAND, C)
-            weights = _weights(words, scale, minimum, plane, NUMBER, C)
+            weights = plane_weights(words, scale, minimum, plane, NUMBER, C)
             columns = x.slice(16 * plane, 16, dim=1).permute((1, 0))
             acc = hopper.warpgroup_mma(weights, columns, acc, is_async=True)
         # products under way at the end of a round would be made synchronous by the assembler

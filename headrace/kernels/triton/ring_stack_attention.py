@@ -12,13 +12,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from headrace.kernels.triton.attention_common import HIDDEN, LOG2_E
+from headrace.kernels.triton.gluon_names import barrier
 from headrace.kernels.triton.weight_ring import NUM_WARPS
 
 _HIDDEN, _LOG2_E = gl.constexpr(HIDDEN.value), gl.constexpr(LOG2_E.value)
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, NUM_WARPS], [16, 8]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, SCORES.value, 2))
 RIGHT = gl.constexpr(gl.DotOperandLayout(1, SCORES.value, 2))
-_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed in Triton 3.8
 
 
 @gluon.constexpr_function
@@ -193,9 +193,9 @@ def _put(
         place = (kv_head * C.max_splits + split) * C.block_m + row
         gl.store(partials_ptr + place[:, None] * C.head_dim + col, result, mask=is_query)
         gl.store(log_sums_ptr + place, top + gl.log2(total), mask=row < C.group)
-        _barrier()
+        barrier()
         if gl.atomic_add(tickets_ptr + kv_head, 1, sem="acq_rel") == num_splits - 1:
-            _barrier()
+            barrier()
             _merge(partials_ptr, log_sums_ptr, kv_head, num_splits, out_ptr, C)
             gl.store(tickets_ptr + kv_head, 0)
 

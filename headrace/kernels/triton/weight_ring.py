@@ -19,14 +19,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from headrace.kernels.triton.gluon_names import async_load
 from headrace.kernels.triton.stack_places import NUM_PLACES
 
 NUM_WARPS = 8
 _ALIGNMENT, _NUMBER_BYTES = 16, 2
 _UNIT, _NUM_PLACES = gl.constexpr(_ALIGNMENT), gl.constexpr(NUM_PLACES)
-async_load = (
-    getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-)  # renamed in Triton 3.8
 FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 ROWS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 TILE = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [NUM_WARPS, 1], [1, 0]))
