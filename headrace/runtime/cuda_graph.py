@@ -139,12 +139,12 @@ class GraphedSteps:
         self._optimize = optimize
         self._capture = capture
         self._may_capture = may_capture
-        self._compiler = compiler or PlanCompiler(in_background=False)
         self._picks = picks
         self._link = link
         self._buckets = [size for size in BUCKETS if size <= max_tokens]
         self._max_requests = max_requests
         device = states.tokens.tensor.device
+        self._compiler = compiler or PlanCompiler(device, in_background=False)
         self._inputs = GraphInputs(states, len(specs), self._buckets[-1], max_requests, device)
         self._rows = torch.arange(min(self._buckets[-1], max_requests), device=device)
         self._batch: ForwardBatch

@@ -117,6 +117,7 @@ class Worker:
         self._memory = MemoryLedger(self._platform, cache)
         self._memory.planned["weights"] = dense_bytes(arch, self.dtype.itemsize) // world.size
         self._planners = self._make_planners(device)
+        self._compiler = PlanCompiler(self._device, in_background=world.size == 1)
         self._load(progress)
         self._specs = kv_cache_specs_for(
             arch.layer_windows,
@@ -253,6 +254,7 @@ class Worker:
         if not has_room:
             self._model = None
             runner.let_go()
+            self._compiler.wait()
         with replacing(files.source.path, is_intact=has_room), self._memory.watching("weights"):
             new = self._loader.load(files)
         with replacing(files.source.path, is_intact=False):
@@ -268,6 +270,7 @@ class Worker:
     def shutdown(self) -> None:
         """Let go of the model and the KV memory."""
         self._runner = self._model = None
+        self._compiler.wait()
         self._planners.close()
 
     def _make_runner(self, num_blocks: int) -> ModelRunner:
@@ -344,7 +347,7 @@ class Worker:
             optimize=self._fuse,
             capture=self._booked(CudaCapture()),
             may_capture=self._may_capture,
-            compiler=PlanCompiler(in_background=self._world.size == 1),
+            compiler=self._compiler,
             picks=self._world.stage.is_last,
             link=link,
         )

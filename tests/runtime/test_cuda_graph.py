@@ -206,7 +206,7 @@ def test_while_a_plan_compiles_recorded_ops_run(tmp_path: Path, in_background: b
         return OpPlan([replace(first, op=ops[-1]), *rest], plan.buffers, plan.result)
 
     worker = core.executor._worker  # type: ignore[attr-defined]
-    compiler = PlanCompiler(in_background)
+    compiler = PlanCompiler(torch.device("cpu"), in_background)
     capture = add_small_steps(worker, 8, optimize=optimize, compiler=compiler)
     eager = answers(core, PARAMS)
     if in_background:
@@ -220,6 +220,22 @@ def test_while_a_plan_compiles_recorded_ops_run(tmp_path: Path, in_background: b
         assert [tokens for tokens, _ in eager.values()] == [tokens for tokens, _ in again.values()]
     assert sum(capture.num_replays) > 2 and any(op.num_calls for op in ops)
     core.shutdown()
+
+
+def test_weights_are_not_gone_while_a_plan_of_theirs_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no room for two, new ones are not read before."""
+    make_model("llama", tmp_path)
+    core = build_core(tmp_path)
+    worker = core.executor._worker  # type: ignore[attr-defined]
+    waited: list[bool] = []
+    monkeypatch.setattr(worker._compiler, "wait", lambda: waited.append(worker._model is None))
+    monkeypatch.setattr(worker._platform, "available_memory_bytes", lambda: 0)
+    worker.update_weights(None)
+    assert waited == [True] and worker._model is not None
+    core.shutdown()
+    assert waited == [True, True]
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
