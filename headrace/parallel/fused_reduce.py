@@ -60,7 +60,7 @@ class FusedReduce:
         ]
         (_, parts), (_, arrivals) = self._exchanged
         num_programs = one_shot.smallest(num_multiprocessors(parts.device))
-        self.exchange = RankExchange(ranks, parts, arrivals, num_programs)
+        self.exchange = RankExchange(ranks, parts, arrivals, num_programs, one_shot.all_agree)
 
     def shrink(self, plain: OneShotCommunicator, time_ms: Callable[[Callable[[], None]], float]) -> None:
         """Take no more rows than are faster so than by a sum and a norm; the same on all ranks.

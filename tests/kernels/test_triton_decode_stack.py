@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
+import headrace.kernels.triton.stack_layers as stack_layers_module
 from headrace.kernels.affine_matrix import AffineMatrix, GroupScales
 from headrace.kernels.arena import Arena
 from headrace.kernels.op_plan import OpCall, OpPlan, record
@@ -391,3 +392,23 @@ def test_a_ranks_layers_are_found_and_added_up() -> None:
     exchange = RankExchange(Ranks(2, 0), number, number, 1)
     assert stack_layers(rank_plan, exchange) is None, "tiles of the ring do not suit such small layers"
     assert stack_layers(plan, exchange) is None
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+@pytest.mark.parametrize("is_found_elsewhere", [True, False])
+def test_ranks_have_a_stack_together_or_none(
+    monkeypatch: pytest.MonkeyPatch, is_found: bool, is_found_elsewhere: bool
+) -> None:
+    """One that ran ops would wait in a sum for another that adds up in its launch. All ask, whatever they found."""
+    plan = record(Model(Shape(), 2), make_batch(5, 2))
+    asked: list[bool] = []
+    monkeypatch.setattr(stack_layers_module, "_stacked", lambda plan, exchange: plan if is_found else None)
+
+    def all_agree(verdict: bool) -> bool:
+        asked.append(verdict)
+        return verdict and is_found_elsewhere
+
+    number = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    found = stack_layers(plan, RankExchange(Ranks(2, 0), number, number, 1, all_agree))
+    assert found is (plan if is_found and is_found_elsewhere else None)
+    assert asked == [is_found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,9 +27,11 @@ class RankExchange:
     parts: [ranks] int64, addresses of each rank's [2, ranks, hidden_size] numbers of the activations' type.
     arrivals: [ranks] int64, addresses of each rank's int32 counter, zero at first.
     num_programs: of each rank's launches.
+    all_agree: whether something is true on every rank, which ask together.
     """
 
     ranks: Ranks
     parts: torch.Tensor
     arrivals: torch.Tensor
     num_programs: int
+    all_agree: Callable[[bool], bool] = bool

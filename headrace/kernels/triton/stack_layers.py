@@ -41,11 +41,18 @@ EMBEDDINGS = ("embedding", "embedding_packed")
 def stack_layers(plan: OpPlan, exchange: RankExchange | None = None) -> OpPlan | None:
     """The plan with all its layers as one call, or None: they are not of the kind, or not alike.
 
-    For plans of one token in a 16-bit type.
+    For plans of one token in a 16-bit type. Ranks have one all together or none: whether layers are alike may hang on
+    numbers, as the type of packed weights' scales does, and each rank has its own.
 
     Args:
         exchange: with the other ranks, where the plan is one rank's and its sums are fused (``fuse_reductions``).
     """
+    stacked = _stacked(plan, exchange)
+    is_everywhere = exchange is None or exchange.all_agree(stacked is not None)
+    return stacked if is_everywhere else None
+
+
+def _stacked(plan: OpPlan, exchange: RankExchange | None) -> OpPlan | None:
     add_norm = "add_rms_norm" if exchange is None else "all_reduce_add_norm"
     begin = 1 if exchange is None else 2
     calls, length = plan.calls, 1 + len(LAYER_OPS)
