@@ -19,6 +19,11 @@ class Buffer:
         self._view = self._memory
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of its numbers."""
+        return self._memory.dtype
+
+    @property
     def num_bytes(self) -> int:
         """Bytes reserved now."""
         return self._memory.numel() * self._memory.element_size()

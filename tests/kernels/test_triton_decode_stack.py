@@ -23,6 +23,7 @@ from headrace.kernels.triton.decode_stack import DecodeStack, LayerTensors, divi
 from headrace.kernels.triton.fusion import fuse
 from headrace.kernels.triton.rank_exchange import RankExchange, Ranks
 from headrace.kernels.triton.stack_layers import stack_layers
+from headrace.kernels.triton.word_matrix import WordMatrix
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
 from tests.kernels.triton_setup import DEVICE, HALF, relative_error
 
@@ -219,10 +220,22 @@ def test_packed_weights(shape: Shape, packed: tuple[int, bool]) -> None:
     check(replace(shape, packed=packed), [1, 65, 1000], 2e-2)
 
 
-def test_packed_weights_that_no_ring_fits_stay_ops() -> None:
-    """So do all in the interpreter, whose copies are not in the background."""
-    model = Model(Shape(packed=(32, True)), 2)
-    assert stack_layers(record(model, make_batch(5, 2))) is None
+def packed_plan(model: Model) -> OpPlan:
+    """A recorded forward as on a GPU, also where the reference's ops were recorded."""
+
+    def as_words(value: Any) -> Any:
+        return WordMatrix.pack(value) if isinstance(value, AffineMatrix) else value
+
+    plan = record(model, make_batch(5, 2))
+    calls = [replace(call, args=tuple(map(as_words, call.args))) for call in plan.calls]
+    return OpPlan(calls, plan.buffers, plan.result)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_packed_weights_that_no_ring_fits_stay_ops(monkeypatch: pytest.MonkeyPatch, fits: bool) -> None:
+    monkeypatch.setattr(stack_layers_module, "ring_tiles", lambda *args: object() if fits else None)
+    monkeypatch.setattr(stack_layers_module, "DecodeStack", lambda *args: print)
+    assert (stack_layers(packed_plan(Model(Shape(packed=(32, True)), 2))) is not None) == fits
 
 
 def names_after(change: Any) -> list[str] | None:
@@ -412,3 +425,16 @@ def test_ranks_have_a_stack_together_or_none(
     found = stack_layers(plan, RankExchange(Ranks(2, 0), number, number, 1, all_agree))
     assert found is (plan if is_found and is_found_elsewhere else None)
     assert asked == [is_found]
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.bfloat16])
+def test_a_cache_of_another_type_than_activations_is_no_stacks(
+    monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype
+) -> None:
+    """The kernel would take their bits for numbers of the cache's type; packed weights have none of their own."""
+    monkeypatch.setattr(stack_layers_module, "ring_tiles", lambda layer, num_programs: object())
+    monkeypatch.setattr(stack_layers_module, "DecodeStack", lambda *args: print)
+    model = Model(Shape(packed=(32, True)), 2)
+    cache = model.cache.to(kv_dtype)
+    model.caches = [(cache[:, index, 0], cache[:, index, 1]) for index in range(len(model.layers))]
+    assert (stack_layers(packed_plan(model)) is not None) == (kv_dtype == HALF)

@@ -67,6 +67,8 @@ def _stacked(plan: OpPlan, exchange: RankExchange | None) -> OpPlan | None:
     layers = [layer for layer in found if layer is not None]
     if len(layers) < num_layers or any(not _is_alike(layers[0], layer) for layer in layers):
         return None
+    if plan.result.dtype != layers[0].k_cache.dtype:
+        return None  # packed weights suit any activations, but the stack has one type for them and the cache
     residual, hidden, attention_plan, positions, slots, eps, scale, heads, kind = layers[0].common
     if calls[0].args[2] != residual or calls[-1].args[:2] != (hidden, residual):
         return None
