@@ -86,8 +86,8 @@ def row_shape(num_words: int, bits: int, group_columns: int) -> PackedRowShape:
 
 
 def tile_shape(num_rows: int, num_outputs: int, num_words: int) -> PackedTileShape:
-    """All rows in one tile, so that weights are decoded once, and programs to fill the device. On Hopper only fp32 and
-    rows that cannot be copied 16 bytes at a time come here."""
+    """Up to 128 rows in one tile, so that weights are decoded once, and programs to fill the device. On Hopper only
+    fp32 and rows that cannot be copied 16 bytes at a time come here."""
     block_t = max(16, min(triton.next_power_of_2(num_rows), 128))
     block_n, warps = (64, 4) if block_t <= 32 else (128, 8)
     programs = triton.cdiv(num_outputs, block_n) * triton.cdiv(num_rows, block_t)
