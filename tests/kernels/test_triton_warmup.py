@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from headrace.kernels.quantized_cache import KV_FORMATS
-from headrace.kernels.triton import attention, packed_warmup
+from headrace.kernels.triton import attention, packed_warmup, warmup
 from headrace.kernels.triton.attention_tiles import LaunchShape, short_launch
 from headrace.kernels.triton.linear_packed import linear_packed
 from headrace.kernels.triton.model_widths import ModelWidths, PackedForm
@@ -68,6 +68,7 @@ def test_packed_weights_have_their_own_kernels(monkeypatch: pytest.MonkeyPatch) 
             linear_packed(*args, **options)
 
     monkeypatch.setattr(packed_warmup, "linear_packed", spy)
+    monkeypatch.setattr(warmup, "embedding", None)  # a packed one has another kernel
     form = PackedForm(4, 32, has_minimums=True)
     for packed in (form, PackedForm(8, None, has_minimums=False)):
         widths = dataclasses.replace(

@@ -44,7 +44,7 @@ def packed_calls(
 
 
 def packed_vocabulary_calls(widths: ModelWidths, device: torch.device) -> dict[str, Callable[[], object]]:
-    """The embedding, and the head of one row."""
+    """The embedding, and the head of one row, in place of the dense ones of these names."""
     form = widths.packed_vocabulary
     if form is None:
         return {}
@@ -56,7 +56,7 @@ def packed_vocabulary_calls(widths: ModelWidths, device: torch.device) -> dict[s
 
     shape = _shape(form, widths.head, 1, widths.dtype)
     head = partial(_product, form, widths.head, 1, False, widths.dtype, device, shape, torch.float32)
-    return {"head": head, "packed embedding": embed}
+    return {"head": head, "embedding": embed}
 
 
 def _shape(form: PackedForm, sizes: tuple[int, int], count: int, dtype: torch.dtype) -> Shape:
