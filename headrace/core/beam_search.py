@@ -145,7 +145,8 @@ class BeamSearch:
             lifecycle.finish(member, reason)
         lifecycle.drop_stopped()
         for item in news:
-            item.num_cached_tokens, item.timeline = self._leader.num_cached_tokens, self._leader.timeline
+            item.num_cached_tokens = self._leader.num_cached_prompt_tokens
+            item.timeline = self._leader.timeline
 
 
 def _entry_of(link: Hypothesis, num_top: int) -> TokenLogprobs:

@@ -41,6 +41,9 @@ def complete_step(
             choosers[request.chooser] = None
             continue
         item = EngineCoreOutput(request.parent_id, request.child_index, tokens)
+        item.num_cached_tokens = (
+            request.num_cached_prompt_tokens
+        )  # a stop string may end it before the core does
         news.append(item)
         num_before = len(request.token_ids)
         reason = _commit_tokens(request, tokens, now)
@@ -130,7 +133,7 @@ def finish(
     """End ``request`` and let ``item`` say so."""
     lifecycle.finish(request, reason, stop_reason, message)
     item.finish_reason, item.stop_reason, item.message = reason.value, stop_reason, message
-    item.num_cached_tokens = request.num_cached_tokens
+    item.num_cached_tokens = request.num_cached_prompt_tokens
     item.timeline = request.timeline
 
 

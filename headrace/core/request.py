@@ -184,6 +184,11 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_cached_prompt_tokens(self) -> int:
+        """Prompt tokens that came from a cache. Tokens that a grammar forced before its first step may have, too."""
+        return min(self.num_cached_tokens, self.num_prompt_tokens)
+
+    @property
     def must_wait(self) -> bool:
         """Whether results of its steps in flight must come in before it is scheduled again."""
         return not self.may_run_ahead and self.num_steps_in_flight > 0

@@ -183,6 +183,16 @@ def test_a_forced_text_without_an_end_harms_nobody_else(text: str, max_tokens: i
     check(core, "other", "person")
 
 
+def test_only_prompt_tokens_count_as_cached() -> None:
+    """Tokens that are forced before the first step are looked up, too."""
+    core = harness()
+    for name in ("first", "second"):
+        add(core, name, "compact", PROMPT)
+        core.run()
+    assert core.kv.stats().num_hit_tokens >= len(PROMPT)
+    assert core.answers[("second", 0)].num_cached_tokens == len(PROMPT)
+
+
 def test_a_whole_answer_that_is_forced_needs_no_step() -> None:
     core = harness()
     add(core, "r", "single", PROMPT)

@@ -54,6 +54,18 @@ def test_the_second_of_equal_prompts_hits_inside_a_block() -> None:
     harness.check_answers()
 
 
+def test_the_first_token_tells_what_was_cached() -> None:
+    """A stop string may end the answer for its reader before the core does."""
+    harness = CoreHarness()
+    harness.add("first", PROMPT, 4)
+    harness.run()
+    harness.add("second", PROMPT, 4)
+    news = harness.step() or harness.step()
+    assert news[0].finish_reason is None
+    harness.run()
+    assert news[0].num_cached_tokens == harness.answers[("second", 0)].num_cached_tokens > 0
+
+
 def test_namespaces_do_not_share() -> None:
     harness = CoreHarness()
     harness.add("first", PROMPT, 4, namespace="a")
