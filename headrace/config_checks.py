@@ -56,7 +56,10 @@ def verify(config: EngineConfig, owners: Mapping[str, str]) -> None:
             reason = (
                 "; it holds one prompt token and one answer token at least" if name == "max_model_len" else ""
             )
-            raise ConfigError(f"{name} must be in [{low}, {high}]; got {_spell_number(value)}{reason}")
+            nearest = low if value < low else high
+            raise ConfigError(
+                f"{name} must be in [{low}, {high}]; got {_spell_number(value)}{reason}; the nearest is {nearest}"
+            )
     size = config.cache.block_size
     if size & (size - 1):
         raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import logging
 import os
 import sys
@@ -115,7 +116,7 @@ def run(arguments: list[str], *, is_debug: bool = False) -> int:
     except Exception as error:
         if is_debug:
             raise
-        sys.stderr.write(f"headrace: {_one_line(error)}\n")
+        sys.stderr.write(f"headrace: {_one_line(error)}{_given_value(error, arguments)}\n")
         return EXIT_MISTAKE if _is_mistake(error) else 1
 
 
@@ -128,6 +129,18 @@ def _forget_output() -> None:
 def _is_mistake(error: Exception) -> bool:
     """True for what the user can mend: our own errors, the system's, and those of the command line's syntax."""
     return isinstance(error, HeadraceError | OSError) or hasattr(error, "format_message")
+
+
+def _given_value(error: Exception, arguments: list[str]) -> str:
+    """ "; got …" where the command line's parser names a flag whose value is wrong, but not the value."""
+    flags = getattr(getattr(error, "param", None), "opts", [])
+    given = [
+        value if equals else following
+        for argument, following in itertools.pairwise([*arguments, ""])
+        for name, equals, value in [argument.partition("=")]
+        if name in flags
+    ]
+    return f"; got {given[-1]!r}" if given and repr(given[-1]) not in str(error) else ""
 
 
 def _one_line(error: Exception) -> str:

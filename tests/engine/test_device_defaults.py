@@ -63,7 +63,7 @@ def test_how_often_streams_send(gpu_of: Any) -> None:
     assert interval(device="cpu") is None and interval(device="cpu", stream_interval=3) == 3
     gpu_of(24)
     assert interval() == 1 and interval(stream_interval=3) == 3
-    with pytest.raises(ConfigError, match=r"stream_interval must be in \[1, 1024\]; got 0"):
+    with pytest.raises(ConfigError, match=r"stream_interval must be in \[1, 1024\]; got 0; the nearest is 1"):
         interval(stream_interval=0)
 
 
