@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from headrace.core.output import EngineCoreOutput, TokenLogprobs
 from headrace.core.timeline import Timeline
 from headrace.engine.logprob_text import logprob_dict
@@ -96,25 +98,38 @@ class Answer:
             )
 
     def take(self, news: EngineCoreOutput) -> bool:
-        """Add news of the core, which lose tokens past a stop string. Returns True if its text met one, so that the
-        core must be told to stop."""
-        if news.finish_reason is not None:
-            self.timeline = news.timeline
-        if self.finish_reason is not None:
-            return False  # what the core computed past a stop string
+        """Add news of the core, which then say what the user is told: without what came past a stop string, and with
+        the answer's reason to end. Returns True if its text met a stop string, so that the core must be told to stop.
+        """
+        num_before, was_over = len(self.token_ids), self.finish_reason is not None
+        is_stopped = not was_over and self._add(news)
+        if was_over or is_stopped:
+            self._cut(news, len(self.token_ids) - num_before)
+        if news.finish_reason is None:
+            return is_stopped
+        news.finish_reason, self.timeline = self.finish_reason, news.timeline
+        return False
+
+    def _add(self, news: EngineCoreOutput) -> bool:
+        """Add news of an answer that is not over. True if a stop string ended it."""
         num_before = len(self.token_ids)
         self.token_ids += news.new_token_ids
         is_stopped = self._detokenizer is not None and self._add_text(self._detokenizer, news)
         if self.logprobs is not None and news.logprobs:
             self._add_logprobs(self.logprobs, news.logprobs[: len(self.token_ids) - num_before], num_before)
-        if is_stopped:  # what came past the stop string counts nowhere
-            news.new_token_ids = news.new_token_ids[: len(self.token_ids) - num_before]
-        else:
+        if not is_stopped:
             self.finish_reason, self.stop_reason = news.finish_reason, news.stop_reason
             self.error = news.message
         if self.finish_reason == "stop" and self._check is not None:
             self._check_whole(self._check)
-        return is_stopped and news.finish_reason is None
+        return is_stopped
+
+    def _cut(self, news: EngineCoreOutput, num_told: int) -> None:
+        """Take off what the core computed past a stop string: tokens and their times count nowhere."""
+        news.new_token_ids = news.new_token_ids[:num_told]
+        if news.timeline is not None:
+            times = news.timeline.token_times[: len(self.token_ids)]
+            news.timeline = msgspec.structs.replace(news.timeline, token_times=times)
 
     def _check_whole(self, check: AnswerCheck) -> None:
         """An answer that ended is an error if it is not what was asked for."""

@@ -38,6 +38,13 @@ from headrace.sampling_params import SamplingParams
 ENGINE_CORE = "headrace.engine.assemble:build_engine_core"
 _LONG_TEXT_CHARS = 8192
 _MANY_WORDS = 16
+_GONE_WITH_THE_CORE = (
+    "num_running",
+    "num_waiting",
+    "num_held_blocks",
+    "num_cached_blocks",
+    "num_host_blocks",
+)
 
 
 class _Live:
@@ -295,8 +302,7 @@ class AsyncLLM:
             self._front_end.outputs.end(own_id, "abort")
             live = self._live[own_id]
             self._forget(own_id)
-            for child in live.running:
-                self._count_finish(live, child, "abort", None)
+            self._count_ends(live, "abort")
         if left:
             self._client.abort_requests(left)
 
@@ -368,11 +374,12 @@ class AsyncLLM:
         self._death = error
         self._has_died.set()
         self.metrics.is_engine_up = False
-        self.metrics.core_stats = {**self.metrics.core_stats, "num_running": 0, "num_waiting": 0}
+        self.metrics.core_stats |= dict.fromkeys(_GONE_WITH_THE_CORE, 0)
         self._core_settled.set()
         for own_id, live in self._live.items():
             if self._front_end is not None:
                 self._front_end.outputs.end(own_id, "error", str(error))
+            self._count_ends(live, "error")
             live.mailbox.fail(error)
         self._live.clear()
         self._core_ids.clear()
@@ -399,20 +406,24 @@ class AsyncLLM:
                 live.has_started = True
                 metrics.num_prompt_tokens += len(live.request.prompt_token_ids)
             child = output.child_index
-            if child not in live.stopped:
-                live.num_tokens[child] += len(output.new_token_ids)
-                metrics.num_generation_tokens += len(output.new_token_ids)
+            live.num_tokens[child] += len(output.new_token_ids)
+            metrics.num_generation_tokens += len(output.new_token_ids)
             if output.finish_reason is not None:
                 self._count_finish(live, child, output.finish_reason, output.timeline)
                 live.running.discard(child)
                 if not live.running:
                     self._forget(output.request_id)
 
+    def _count_ends(self, live: _Live, reason: str) -> None:
+        """Count the answers whose end the core will not tell; a stop string may have ended some for their reader."""
+        for child in live.running:
+            self._count_finish(live, child, "stop" if child in live.stopped else reason, None)
+
     def _count_finish(self, live: _Live, child: int, reason: str, timeline: Timeline | None) -> None:
-        """Count one answer's end. Of one that a stop string ended, the core only knows that it was told to end it."""
+        """Count one answer's end, as its reader was told of it."""
         request = live.request
         self.metrics.count_finish(
-            "stop" if child in live.stopped else reason,
+            reason,
             request.arrival_time,
             len(request.prompt_token_ids),
             live.num_tokens[child],

@@ -111,6 +111,8 @@ class CoreLoop:
         except Exception as error:
             if not isinstance(error, HeadraceError):  # a fault of ours: the error alone would not say where
                 logger.exception("the engine failed")
+            if held := self._pace.flush():  # computed before it failed
+                self._send(StepNews(held))
             self._send(CoreFailed(type(error).__name__, str(error), traceback.format_exc()))
             return False
         finally:
@@ -141,7 +143,7 @@ class CoreLoop:
                 step_tokens.append(num_tokens)
             outputs = self._pace.take(news)
             is_idle = not core.has_work()
-            is_due = is_idle or (bool(step_tokens) and time.monotonic() >= next_stats)
+            is_due = is_idle or time.monotonic() >= next_stats
             if is_due:
                 self._told, next_stats = stats_of(core), time.monotonic() + STATS_EVERY_S
             if outputs or is_due:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 from headrace.config import EngineConfig
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest
@@ -49,3 +50,16 @@ class RefusingCore(NullCore):
 
 def refuses(config: EngineConfig, progress: object = None) -> RefusingCore:
     return RefusingCore(config, [5])
+
+
+class SlowPrompts(NullCore):
+    """Runs what it is given, and never has a token."""
+
+    def step(self) -> list[EngineCoreOutput]:
+        news = super().step()
+        time.sleep(0.005)
+        return [item for item in news if item.finish_reason == "abort"]
+
+
+def slow_prompts(config: EngineConfig, progress: object = None) -> SlowPrompts:
+    return SlowPrompts(config, [5])

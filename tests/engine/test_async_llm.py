@@ -144,6 +144,30 @@ async def test_stop_string_ends_the_answer_in_the_core_too(start: Starter) -> No
     assert llm.metrics.histograms["time_to_first_token_seconds"].cumulative()[-1][1] == 1
 
 
+@pytest.mark.parametrize("interval", [1, 1000])
+async def test_metrics_of_a_stop_string_shortly_before_the_limit(start: Starter, interval: int) -> None:
+    """With an interval its news and those of the end come together; the core knows the limit alone."""
+    llm = start(stream_interval=interval)
+    assert await text(llm, TWELVE, max_tokens=10, stop=["3"]) == "1, 2, "
+    await until(lambda: llm.num_unfinished == 0, 3)
+    assert llm.metrics.num_finished == {"stop": 1, "length": 0, "abort": 0, "error": 0}
+    histograms = llm.metrics.histograms
+    assert llm.metrics.num_generation_tokens == histograms["request_generation_tokens"].total == 7
+    assert histograms["inter_token_latency_seconds"].cumulative()[-1][1] == 6
+
+
+async def test_what_was_held_is_told_before_the_core_fails(start: Starter) -> None:
+    llm = start(factory="tests.engine.faulty_core:crashes", core={"steps": 5}, stream_interval=1000)
+    llm.metrics.core_stats["num_held_blocks"] = 3
+    tokens: list[int] = []
+    with pytest.raises(EngineDeadError):
+        async for output in llm.generate("Hi", SamplingParams(max_tokens=50, n=2)):
+            tokens = [len(answer.token_ids) for answer in output.outputs]
+    assert tokens == [5, 5] and llm.metrics.num_generation_tokens == 10
+    assert llm.metrics.num_finished["error"] == 2, "as many as were told"
+    assert not any(llm.metrics.core_stats[gauge] for gauge in ("num_running", "num_held_blocks"))
+
+
 async def test_stop_string_of_one_answer_leaves_the_others(start: Starter) -> None:
     llm = start(step_s=0.001)
     last = None

@@ -80,6 +80,15 @@ async def test_a_busy_core_tells_its_state_though_nothing_is_sent(start: Starter
     client.abort_requests(["a"])
 
 
+async def test_a_core_whose_steps_give_nothing_tells_its_state(start: Starter) -> None:
+    """The chunks of a long prompt are such steps."""
+    client, heard = start(spec(f"{FAULTY}:slow_prompts"))
+    client.add_request(core_request("a", [1], 10))
+    await until(lambda: any((news.stats or {}).get("num_running") for news in heard.news), 2)
+    assert not heard.tokens("a")
+    client.abort_requests(["a"])
+
+
 async def test_answers_arrive_in_order_one_message_a_step(start: Starter) -> None:
     client, heard = start(spec())
     client.add_request(core_request("a", [1, 2], 3))

@@ -76,6 +76,28 @@ def test_deltas_hold_what_is_new() -> None:
     assert [output.outputs[0].finish_reason for output in session.outputs] == [None, None, None, "stop"]
 
 
+@pytest.mark.parametrize("ending", [{"finish_reason": "length"}, {"finish_reason": "abort"}])
+def test_news_with_a_stop_string_and_an_end_say_what_the_user_is_told(ending: dict[str, str]) -> None:
+    """Tokens of several steps come together: what the core computed past the stop string counts nowhere."""
+    session = Session(DELTA, stop=["cd"])
+    item = EngineCoreOutput("r", 0, ids("abcdef"), timeline=timeline(*range(3, 9)), **ending)
+    (output,), stopped = session.processor.process([item])
+    assert (output.outputs[0].text, output.outputs[0].finish_reason, stopped) == ("ab", "stop", [])
+    assert (item.new_token_ids, item.finish_reason) == (ids("abcd"), "stop")
+    assert item.timeline is not None and item.timeline.token_times == [3, 4, 5, 6]
+    assert output.metrics is not None and output.metrics["token_times"] == [[3, 4, 5, 6]]
+
+
+def test_an_end_that_comes_after_a_stop_string_is_told_as_the_user_was() -> None:
+    session = Session(DELTA, stop=["cd"])
+    session.feed(ids("abcd"))
+    late = [EngineCoreOutput("r", 0, ids("ef")), EngineCoreOutput("r", 0, ids("g"), finish_reason="length")]
+    late[1].timeline = timeline(*range(3, 10))
+    assert session.processor.process(late).outputs == []
+    assert [item.new_token_ids for item in late] == [[], []] and late[1].finish_reason == "stop"
+    assert late[1].timeline.token_times == [3, 4, 5, 6]
+
+
 def test_final_only_gives_one_output() -> None:
     session = Session(FINAL_ONLY)
     assert session.feed(ids("Hel")) is None
