@@ -176,8 +176,9 @@ def test_pair_kinds(kind: Kind, dtype: torch.dtype) -> None:
 def test_pair_rows(num_rows: int, block_t: int, block_n: int, skew: bool) -> None:
     for kind, num_columns in ((Kind(4, 32), 1120), (Kind(8, 32), 864), (Kind(4, 32), 128)):
         for splits, num_outputs in ((1, 304), (1, 70), (3, 300)):
-            shape = PackedPairShape(block_t, block_n, 2, skew, splits)
-            check(random_matrix(kind, num_outputs, num_columns), num_rows, HALF, HALF, True, shape)
+            for stages, out_dtype in ((2, HALF), (2, torch.float32), (3, torch.float32)):
+                shape = PackedPairShape(block_t, block_n, stages, skew, splits)
+                check(random_matrix(kind, num_outputs, num_columns), num_rows, HALF, out_dtype, True, shape)
 
 
 def test_rows_that_cannot_be_copied_16_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,6 @@ TILE = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [NUM_WARPS, 1], [1, 0]))
 """A warp has whole rows, so that sums do not cross warps."""
 EIGHTS = gl.constexpr(gl.BlockedLayout([1, 1, 8], [1, 32, 1], [NUM_WARPS, 1, 1], [2, 1, 0]))
 PARTIAL = gl.constexpr(gl.SliceLayout(2, EIGHTS.value))
-SUMS = gl.constexpr(gl.SliceLayout(1, PARTIAL.value))
 
 
 @dataclass(frozen=True, slots=True)
