@@ -12,6 +12,7 @@ from headrace.checkpoint.load import resolve_max_model_len
 from headrace.cli.engine_options import SERVER, EngineSettings
 from headrace.config import EngineConfig, SchedulerConfig, build_section
 from headrace.engine.device_defaults import with_device_defaults
+from headrace.engine.output_pace import MAX_CHUNKS_PER_S
 from headrace.parallel.sizes import check_sizes
 from headrace.serve.settings import ServerConfig
 
@@ -139,7 +140,7 @@ class _Choices:
             if getattr(given, name) is None
         }
         if given.stream_interval is None:
-            paced = "as many as keep all streams to 400 chunks a second"
+            paced = f"as many as keep all streams to {MAX_CHUNKS_PER_S} chunks a second"
             choices["stream_interval"] = (
                 resolved.stream_interval,
                 where if resolved.stream_interval else paced,

@@ -41,9 +41,8 @@ def complete_step(
             choosers[request.chooser] = None
             continue
         item = EngineCoreOutput(request.parent_id, request.child_index, tokens)
-        item.num_cached_tokens = (
-            request.num_cached_prompt_tokens
-        )  # a stop string may end it before the core does
+        # told with every token: a stop string may end the answer before the core does
+        item.num_cached_tokens = request.num_cached_prompt_tokens
         news.append(item)
         num_before = len(request.token_ids)
         reason = _commit_tokens(request, tokens, now)

@@ -186,9 +186,8 @@ class RankGroup:
 
     def _last_words(self, peer: RankPeer, words: RankFailed) -> HeadraceError:
         kind = error_class(words.kind)
-        if (
-            kind is not None and not peer.status.step_begun
-        ):  # while loading, what a user can mend keeps its class
+        is_loading = not peer.status.step_begun
+        if kind is not None and is_loading:  # what a user can mend keeps its class
             is_everyones = issubclass(kind, (ConfigError, CheckpointError))
             message = words.message if is_everyones else f"{self._describe(peer.rank)}: {words.message}"
             return kind(message)

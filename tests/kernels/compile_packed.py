@@ -27,7 +27,7 @@ def main() -> None:
         x = torch.empty((num_rows, sizes[1]), dtype=dtype, device="meta")
         out = torch.empty((num_rows, sizes[0]), dtype=out_dtype, device="meta")
         with compiling_only() as kernels:
-            linear_packed(x, empty_matrix(form, sizes), None, out)
+            linear_packed(x, empty_matrix(form, sizes, x.device), None, out)
         assert kernels[0][0].endswith(f".{name}"), kernels
         print(f"compiled {form} of {sizes} for {num_rows} rows")
 

@@ -148,29 +148,11 @@ def _tiles(
 ) -> None:
     num_rows, splits = x.shape[0], shape.num_splits
     config = _config(matrix, bias, shape.block_t, shape.block_n, CHUNK_WORDS, splits)
-    options = launch_options()
     target = out
     if splits > 1:
         sizes = (splits, num_rows, matrix.num_rows)
         target = torch.empty(sizes, dtype=torch.float32, device=x.device)
-    tiles, num_blocks = triton.cdiv(num_rows, shape.block_t), triton.cdiv(matrix.num_rows, shape.block_n)
-    grid = (tiles, num_blocks, splits)  # programs that share words are neighbours
-    kernel: Any
-    special: dict[str, int]
-    if isinstance(shape, PackedPairShape):
-        grid = (tiles * num_blocks * splits, 1, 1)
-        kernel, special = packed_pair_kernel, {"SKEW": shape.skew, "num_warps": 4}
-    elif isinstance(shape, PackedWgmmaShape):
-        assert tiles == 1, f"{num_rows} rows in tiles of {shape.block_t}"
-        kernel, special = packed_wgmma_kernel, {"num_warps": shape.num_warps}
-    else:
-        grid = (num_blocks, tiles, splits)
-        ahead = (
-            min(_PREFETCH_BYTES, 4 * config.words_each) if config.num_words % config.words_each == 0 else 0
-        )
-        kernel = packed_tile_kernel
-        ahead = ahead if options["PDL"] else 0
-        special = {"PREFETCH_BYTES": ahead, "num_stages": 1, "num_warps": shape.num_warps}
+    kernel, grid, special = _tile_launch(num_rows, matrix.num_rows, shape, config)
     kernel[grid](
         x,
         *_tensors(matrix, bias),
@@ -185,22 +167,45 @@ def _tiles(
         NUM_STAGES=shape.num_stages,
         C=config,
         **special,
-        **options,
+        **launch_options(),
     )
     if splits > 1:
-        packed_sums_kernel[(triton.cdiv(matrix.num_rows, _SUMS_PER_PROGRAM), num_rows)](
-            target,
-            target if bias is None else bias,
-            out,
-            num_rows,
-            matrix.num_rows,
-            col,
-            out.stride(0),
-            BLOCK=_SUMS_PER_PROGRAM,
-            C=config,
-            num_warps=4,
-            **options,
-        )
+        _add_up(target, bias, out, col, config)
+
+
+def _tile_launch(
+    num_rows: int, num_outputs: int, shape: TileShape, config: PackedConfig
+) -> tuple[Any, tuple[int, int, int], dict[str, int]]:
+    """(kernel, grid, its own arguments)."""
+    tiles, blocks = triton.cdiv(num_rows, shape.block_t), triton.cdiv(num_outputs, shape.block_n)
+    if isinstance(shape, PackedPairShape):
+        grid = (tiles * blocks * shape.num_splits, 1, 1)
+        return packed_pair_kernel, grid, {"SKEW": shape.skew, "num_warps": 4}
+    if isinstance(shape, PackedWgmmaShape):
+        assert tiles == 1, f"{num_rows} rows in tiles of {shape.block_t}"
+        return packed_wgmma_kernel, (1, blocks, shape.num_splits), {"num_warps": shape.num_warps}
+    is_prefetched = launch_options()["PDL"] and config.num_words % config.words_each == 0
+    ahead = min(_PREFETCH_BYTES, 4 * config.words_each) if is_prefetched else 0
+    special = {"PREFETCH_BYTES": ahead, "num_stages": 1, "num_warps": shape.num_warps}
+    return packed_tile_kernel, (blocks, tiles, shape.num_splits), special
+
+
+def _add_up(sums: Tensor, bias: Tensor | None, out: Tensor, col: int, config: PackedConfig) -> None:
+    """The splits' sums [splits, T, n] in ``out``."""
+    _, num_rows, num_outputs = sums.shape
+    packed_sums_kernel[(triton.cdiv(num_outputs, _SUMS_PER_PROGRAM), num_rows)](
+        sums,
+        sums if bias is None else bias,
+        out,
+        num_rows,
+        num_outputs,
+        col,
+        out.stride(0),
+        BLOCK=_SUMS_PER_PROGRAM,
+        C=config,
+        num_warps=4,
+        **launch_options(),
+    )
 
 
 def _decoded(

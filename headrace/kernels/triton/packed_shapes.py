@@ -47,14 +47,8 @@ class PackedTileShape:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedWgmmaShape:
-    """Tile of the kernel of several rows for Hopper; numbers as of ``PackedTileShape``."""
-
-    block_t: int
-    block_n: int
-    num_stages: int
-    num_warps: int
-    num_splits: int = 1
+class PackedWgmmaShape(PackedTileShape):
+    """Tile of the kernel of several rows for Hopper."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 
-from headrace.kernels.affine_matrix import AffineMatrix, GroupScales
 from headrace.kernels.triton.linear_packed import (
     MAX_TILED_ROWS,
     Shape,
@@ -83,19 +82,10 @@ def _product(
 
 
 def _few_outputs(form: PackedForm, num_inputs: int, device: torch.device) -> WordMatrix:
-    group = form.group_columns or num_inputs
-    scales = GroupScales(
-        torch.zeros((_NUM_OUTPUTS, -(-num_inputs // group)), dtype=torch.float16, device=device)
-    )
-    kind = torch.int8 if form.bits == 8 and not form.has_minimums else torch.uint8
-    codes = torch.zeros((_NUM_OUTPUTS, num_inputs), dtype=kind, device=device)
-    return WordMatrix.pack(
-        AffineMatrix(codes, form.bits, group, scales, scales if form.has_minimums else None)
-    )
+    return empty_matrix(form, (_NUM_OUTPUTS, num_inputs), device)
 
 
-def empty_matrix(form: PackedForm, sizes: tuple[int, int]) -> WordMatrix:
-    """Of such weights, without memory."""
-    group = form.group_columns or -(-sizes[1] // 64) * 64
-    bits = 4 if form.bits == 4 and group != 16 else 8
-    return WordMatrix.empty(sizes, bits, group, form.has_minimums, torch.float16, torch.device("meta"))
+def empty_matrix(form: PackedForm, sizes: tuple[int, int], device: torch.device) -> WordMatrix:
+    """Of such weights, whose numbers do not matter."""
+    group = form.group_columns or sizes[1]
+    return WordMatrix.empty(sizes, form.bits, group, form.has_minimums, torch.float16, device)

@@ -144,7 +144,11 @@ def _layer_of(widths: ModelWidths) -> LayerTensors:
     empty = partial(torch.empty, dtype=widths.dtype, device="meta")
 
     def matrix(sizes: tuple[int, int]) -> Matrix:
-        return empty(sizes) if widths.packed is None else empty_matrix(widths.packed, sizes)
+        return (
+            empty(sizes)
+            if widths.packed is None
+            else empty_matrix(widths.packed, sizes, torch.device("meta"))
+        )
 
     norm = torch.empty(widths.hidden_size, dtype=torch.float32, device="meta")
     head_norm = (

@@ -83,8 +83,15 @@ class WordMatrix:
         scale_dtype: torch.dtype,
         device: torch.device,
     ) -> WordMatrix:
-        """Of such a form, in one piece of memory: where scales are then follows from where words are."""
+        """For codes of so many bits and groups of 16, 32, 64, multiples of 64, or all columns, in one piece of memory:
+        where scales are then follows from where words are."""
         num_rows, num_columns = shape
+        if group_columns >= num_columns:
+            group_columns = -(-num_columns // _MAX_SPAN) * _MAX_SPAN
+        assert group_columns in (16, 32) or group_columns % _MAX_SPAN == 0, (
+            f"groups of {group_columns} columns"
+        )
+        bits = 4 if bits == 4 and group_columns != 16 else 8
         chunks = -(-num_columns // (CHUNK_WORDS * (32 // bits)))
         groups = -(-num_columns // group_columns)
         sizes = (groups, -(-num_rows // ROW_MULTIPLE) * ROW_MULTIPLE)
@@ -101,20 +108,15 @@ class WordMatrix:
 
     @classmethod
     def pack(cls, matrix: AffineMatrix) -> WordMatrix:
-        """Packs a matrix where it lies. Groups are of 16, 32, 64, multiples of 64, or all columns."""
-        group = matrix.group_columns
-        if group >= matrix.num_columns:
-            group = -(-matrix.num_columns // _MAX_SPAN) * _MAX_SPAN
-        assert group in (16, 32) or group % _MAX_SPAN == 0, f"groups of {group} columns"
+        """Packs a matrix where it lies."""
         scales = _by_group(matrix.scales)
         minimums = None if matrix.minimums is None else _by_group(matrix.minimums)
         if minimums is not None and minimums.dtype != scales.dtype:
             scales, minimums = scales.float(), minimums.float()
-        bits = 4 if matrix.bits == 4 and group != 16 else 8
-        codes = matrix.codes if bits == 4 else matrix.codes.to(torch.int16) - matrix.code_offset
-        shape = (matrix.num_rows, matrix.num_columns)
-        made = cls.empty(shape, bits, group, minimums is not None, scales.dtype, codes.device)
-        made.codes.copy_(_words(codes, bits))
+        shape, device = (matrix.num_rows, matrix.num_columns), matrix.codes.device
+        made = cls.empty(shape, matrix.bits, matrix.group_columns, minimums is not None, scales.dtype, device)
+        codes = matrix.codes if made.bits == 4 else matrix.codes.to(torch.int16) - matrix.code_offset
+        made.codes.copy_(_words(codes, made.bits))
         made.scales.copy_(scales)
         if made.minimums is not None and minimums is not None:
             made.minimums.copy_(minimums)
