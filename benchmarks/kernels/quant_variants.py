@@ -18,6 +18,7 @@ from triton_timing import MEMORY_BYTES_PER_S, compiling_only, graph_us
 
 from headrace.kernels.triton.linear import linear
 from headrace.kernels.triton.linear_packed import Shape, chunk_sizes, linear_packed, pack_matrix, packed_shape
+from headrace.kernels.triton.model_widths import PackedForm
 from headrace.kernels.triton.packed_shapes import (
     DecodedShape,
     PackedPairShape,
@@ -27,6 +28,7 @@ from headrace.kernels.triton.packed_shapes import (
     wgmma_splits,
     wgmma_stages,
 )
+from headrace.kernels.triton.packed_warmup import empty_matrix
 from headrace.kernels.triton.word_matrix import WordMatrix
 from headrace.quant.precision import Rounding, parse_form
 from headrace.quant.rounding import round_weights
@@ -111,12 +113,9 @@ def _meta(form: str, name: str) -> WordMatrix:
 
 def meta_matrix(form: str, num_outputs: int, num_inputs: int) -> WordMatrix:
     """A matrix without memory, of a form's layout."""
-    one = pack_matrix(round_weights(torch.randn(1, num_inputs), _rounding(form)))
-    codes = torch.empty((num_outputs, one.codes.shape[1]), dtype=one.codes.dtype, device="meta")
-    padded = -(-num_outputs // one.scales.shape[1]) * one.scales.shape[1]
-    scales = torch.empty((one.scales.shape[0], padded), dtype=torch.half, device="meta")
-    minimums = None if one.minimums is None else scales
-    return WordMatrix(num_outputs, num_inputs, one.bits, one.group_columns, codes, scales, minimums)
+    rounding = _rounding(form)
+    kept = PackedForm(rounding.bits, rounding.group_columns, rounding.has_zero_points)
+    return empty_matrix(kept, (num_outputs, num_inputs), torch.device("meta"))
 
 
 def run_variants(forms: Sequence[str], batches: Sequence[int], processes: int, seconds: float) -> dict:
