@@ -123,7 +123,7 @@ class Worker:
             world.stage.layers(arch.num_layers),
         )
         self._forms = self._make_forms()
-        self._allocate()
+        self._allocate(progress)
         self.loaded_memory_bytes = self._platform.used_memory_bytes()
         self._tell()
 
@@ -136,8 +136,10 @@ class Worker:
             with self._stages.time("kernels not ready with the weights"):
                 warmup.wait_first_token()
 
-    def _allocate(self) -> None:
+    def _allocate(self, progress: Progress | None) -> None:
         """KV memory of what the largest step leaves, and the runner over it."""
+        if progress is not None:
+            progress("making room for KV blocks", 0.0)
         with self._stages.time("largest step"), self._memory.watching("activations"):
             self._num_blocks = self._world.smallest(self._size_kv_cache())
         self._memory.planned["KV blocks"] = self._num_blocks * self._specs[0].bytes_per_block
@@ -235,7 +237,7 @@ class Worker:
             check_same_type(files, self.dtype, dtype)
             check_same_forms(files, self._weight_forms, forms_of(self._loader.open(files)))
 
-    def update_weights(self, model: str | None) -> None:
+    def update_weights(self, model: str | None, progress: Progress | None = None) -> None:
         """Replace the weights, between steps; requests' states and KV memory stay. The new ones are loaded before the
         old ones are let go of where the device has room for both. ``check_weights`` comes before.
 
@@ -252,7 +254,7 @@ class Worker:
             runner.let_go()
             self._compiler.wait()
         with replacing(files.source.path, is_intact=has_room), self._memory.watching("weights"):
-            new = self._loader.load(files)
+            new = self._loader.load(files, progress)
         with replacing(files.source.path, is_intact=False):
             self._take(files, new)
             self._forms.install(new.model, runner)
