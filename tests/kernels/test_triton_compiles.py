@@ -38,7 +38,9 @@ def test_programs_that_compile(program: str, count: int) -> None:
     check_program(program, count)
 
 
-@pytest.mark.parametrize(("program", "count"), [("compile_stack.py", 7), ("compile_packed.py", 5)])
+@pytest.mark.parametrize(
+    ("program", "count"), [("compile_stack.py", 7), ("compile_packed.py", 5), ("compile_few_rows.py", 4)]
+)
 def test_gluon_compiles(program: str, count: int) -> None:
     """It changes from one version of Triton to the next, and no other test without a GPU compiles these kernels."""
     check_program(program, count)

@@ -7,6 +7,7 @@ widths, so nothing here knows which kernels an op launches.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ from headrace.kernels.triton.decode_stack import (
     ring_tiles,
 )
 from headrace.kernels.triton.embedding import embedding
+from headrace.kernels.triton.few_rows import WARM_ROWS, compile_few_rows, few_rows_shape, suits_few_rows
 from headrace.kernels.triton.fused import gated_linear, norm_linear
 from headrace.kernels.triton.linear import gemv_shape, linear
 from headrace.kernels.triton.model_widths import ModelWidths
@@ -123,6 +125,7 @@ def decode_calls(
         calls["decode_stack"] = lambda: compile_stack(widths, exchange)
     if widths.packed is None:
         calls |= make.linear_calls()
+        calls |= make.few_rows_calls()
         calls |= make.fused_calls()
     calls |= packed_calls(widths, device, DECODE_ROWS)
     calls["drawing"] = make.draw
@@ -210,7 +213,7 @@ class _Maker:
         )
 
     def linear_calls(self) -> dict[str, Call]:
-        """Linears of one row that differ from each other; more rows are the library's."""
+        """Linears of one row that differ from each other."""
         widths = self._widths
         shapes: dict[Any, tuple[int, int, bool]] = {}
         for sizes in (widths.qkv, widths.output, widths.gate_up, widths.down):
@@ -222,6 +225,21 @@ class _Maker:
             )
             for num_outputs, num_inputs, has_bias in shapes.values()
         }
+
+    def few_rows_calls(self) -> dict[str, Call]:
+        """Linears of a few rows whose kernels differ from each other; more rows are the library's."""
+        widths = self._widths
+        linears = [(sizes, widths.dtype) for sizes in (widths.output, widths.gate_up, widths.down)]
+        linears += [(widths.qkv, widths.dtype), (widths.head, torch.float32)]
+        calls: dict[str, Call] = {}
+        for num_rows, (sizes, out_dtype) in itertools.product(WARM_ROWS, linears):
+            has_bias = sizes == widths.qkv and widths.has_qkv_bias
+            shape = few_rows_shape(num_rows, *sizes)
+            if shape is not None and suits_few_rows(widths.dtype):
+                calls[f"{shape}, {out_dtype}, bias {has_bias}"] = partial(
+                    compile_few_rows, num_rows, sizes, widths.dtype, out_dtype, has_bias=has_bias
+                )
+        return calls
 
     def fused_calls(self) -> dict[str, Call]:
         """What optimized plans have in place of other ops, where layers are no stack."""
