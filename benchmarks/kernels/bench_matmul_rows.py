@@ -4,7 +4,7 @@
 
 For each matrix of Llama-3-8B and Qwen3-0.6B and each number of rows, microseconds in a CUDA graph over weights that
 are not in the L2 and TFLOP/s of the rows asked for: torch's product through cuBLAS and through cuBLASLt, ``linear`` of
-the engine ("own": by a kernel of its own up to 128 rows), and a persistent Triton product over tensor descriptors in
+the engine ("own": by a kernel of its own up to 64 rows), and a persistent Triton product over tensor descriptors in
 several tiles. What a padded step costs is the row of the padded number. The last table names the best way for each and,
 with ``*``, where padding to a larger number of rows would be faster than the number itself. ``--compile-only`` compiles
 the tiled product for Hopper without a GPU.

@@ -1,4 +1,4 @@
-"""linear of 2 to 128 rows on Hopper by ``few_rows_kernel``, which is faster than the library there."""
+"""linear of 2 to 64 rows on Hopper by ``few_rows_kernel``, which is faster than the library there."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from headrace.kernels.triton.few_rows_kernel import TILE, few_rows_kernel
+from headrace.kernels.triton.few_rows_kernel import MAX_ROWS, TILE, few_rows_kernel
 from headrace.kernels.triton.launch import architecture, compile_ahead, launch_options
 
-MAX_ROWS = 128
-WARM_ROWS = (16, 32, 64, 128)
+WARM_ROWS = (16, 32, 64)
 """Numbers of rows that have kernels of their own."""
 
 _HOPPER = 9
@@ -26,7 +25,7 @@ _MULTIPROCESSORS, _MIN_TILES = 132, 64
 _MIN_WEIGHTS = 1 << 16
 """Of a tile; smaller ones read x too often for what they do."""
 
-_OPERAND_ROWS, _WARP_ROWS = 64, 16
+_MIN_COPIED_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +42,10 @@ class FewRowsShape:
     block_k: int
 
     @property
-    def operand_rows(self) -> int:
-        """What the matrix units multiply."""
-        return max(self.rows, _OPERAND_ROWS)
-
-    @property
     def num_stages(self) -> int:
         """Rounds in shared memory. Sums pass through some of it on their way out, fp32 at most."""
-        reserved = 1024 + self.operand_rows * self.block_n * 4
-        return max(2, (_SHARED_BYTES - reserved) // ((self.operand_rows + self.block_n) * self.block_k * 2))
+        reserved = 1024 + MAX_ROWS * self.block_n * 4
+        return max(2, (_SHARED_BYTES - reserved) // ((MAX_ROWS + self.block_n) * self.block_k * 2))
 
 
 @functools.cache
@@ -63,9 +57,8 @@ def few_rows_shape(num_rows: int, num_outputs: int, num_inputs: int) -> FewRowsS
     block_n = min(block_n, 128)
     if num_rows > MAX_ROWS or triton.cdiv(num_outputs, block_n) < _MIN_TILES:
         return None
-    rows = max(_WARP_ROWS, triton.next_power_of_2(num_rows))
-    block_k = (256 if block_n <= 32 else 128) // (2 if rows > _OPERAND_ROWS else 1)
-    return FewRowsShape(rows, block_n, block_k)
+    rows = max(_MIN_COPIED_ROWS, triton.next_power_of_2(num_rows))
+    return FewRowsShape(rows, block_n, 256 if block_n <= 32 else 128)
 
 
 def suits_few_rows(dtype: torch.dtype) -> bool:
@@ -137,9 +130,8 @@ def _launch(
     )
     options = {
         "NUM_STAGES": shape.num_stages,
-        "ROWS": shape.operand_rows,
         "HAS_BIAS": bias is not None,
-        "num_warps": shape.operand_rows // _WARP_ROWS,
+        "num_warps": 4,
         **launch_options(),
     }
     return arguments, options

@@ -2,10 +2,10 @@
 
 One warp asks for tiles of the weights and of x, many of them ahead, by the copy engine (TMA); the others multiply them
 with the asynchronous matrix units as they come. Weights depend on no kernel before, so the first of them are asked for
-while that one still runs. x is an operand of a whole number of 64 rows, of which only those in use are copied: products
-of the others, of whatever lies in shared memory, are not stored.
+while that one still runs. x is an operand of 64 rows, of which only those in use are copied: products of the others,
+of whatever lies in shared memory, are not stored.
 
-Legend: T rows of x, R of the operand, n outputs of a program, k inputs of a round.
+Legend: T rows of x, n outputs of a program, k inputs of a round.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from headrace.kernels.triton.launch import let_next_start, wait_for_previous
 
+MAX_ROWS = 64
+"""Of x: those of one operand of the matrix units."""
+
+_ROWS = gl.constexpr(MAX_ROWS)
 _COPYING_REGISTERS = gl.constexpr(40)
 TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 """Of weights and x, as the copy engine leaves them and the matrix units read them."""
@@ -63,7 +67,7 @@ def _multiply(rings, barriers, row, num_rounds, to, HAS_BIAS: gl.constexpr):
     NUM_STAGES: gl.constexpr = ring.shape[0]
     N: gl.constexpr = ring.shape[1]
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N, 16])
-    acc = gl.full([x_ring.shape[1], N], 0.0, gl.float32, SUMS)
+    acc = gl.full([_ROWS, N], 0.0, gl.float32, SUMS)
     slot, phase = 0, 0
     for _ in range(num_rounds):
         mbarrier.wait(full.index(slot), phase)
@@ -84,14 +88,14 @@ def _lines(num_outputs, num_warps):
 
 @gluon.jit
 def _store(acc, row, to, HAS_BIAS: gl.constexpr):
-    """acc [R, n] to out [T, col + n]."""
+    """acc [64, n] to out [T, col + n]."""
     bias_ptr, out_ptr, num_rows, num_outputs, col, out_stride = to
     if HAS_BIAS:
         place = row + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, acc.type.layout))
         acc += gl.load(bias_ptr + place, mask=place < num_outputs, other=0.0).to(gl.float32)[None, :]
     LINES: gl.constexpr = _lines(acc.shape[1], gl.num_warps())
     numbers = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), LINES)
-    token = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, LINES))
+    token = gl.arange(0, _ROWS, layout=gl.SliceLayout(1, LINES))
     output = row + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, LINES))
     inside = (token < num_rows)[:, None] & (output < num_outputs)[None, :]
     gl.store(
@@ -102,18 +106,18 @@ def _store(acc, row, to, HAS_BIAS: gl.constexpr):
 @gluon.jit(do_not_specialize=["num_rows", "num_outputs", "num_rounds", "col"])
 def few_rows_kernel(
     x, weight, bias_ptr, out_ptr, num_rows, num_outputs, num_rounds, col, out_stride,
-    NUM_STAGES: gl.constexpr, ROWS: gl.constexpr, HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
+    NUM_STAGES: gl.constexpr, HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """out [T, col + n] = x [T, K] weight [n, K]^T + bias.
 
     x, weight: descriptors of tiles [T or more, k] and [n, k], 16-bit numbers.
-    NUM_STAGES: rounds in shared memory.  ROWS: R, of which each warp has 16.
+    NUM_STAGES: rounds in shared memory.
     """
     let_next_start(PDL)
     N: gl.constexpr = weight.block_type.shape[0]
     K: gl.constexpr = weight.block_type.shape[1]
     ring = gl.allocate_shared_memory(weight.dtype, [NUM_STAGES, N, K], TILE)
-    x_ring = gl.allocate_shared_memory(x.dtype, [NUM_STAGES, ROWS, K], TILE)
+    x_ring = gl.allocate_shared_memory(x.dtype, [NUM_STAGES, _ROWS, K], TILE)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
     for index in gl.static_range(NUM_STAGES):
