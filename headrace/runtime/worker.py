@@ -12,7 +12,7 @@ from headrace.checkpoint import load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
 from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
-from headrace.core.output import NewRequest, SchedulerOutput
+from headrace.core.output import SchedulerOutput
 from headrace.core.token_mask import TokenMask
 from headrace.kernels.quantized_cache import KV_FORMATS, is_coded
 from headrace.kernels.registry import Ops, kernel_kinds, load_kernels
@@ -30,7 +30,7 @@ from headrace.runtime.cache_fingerprint import weight_settings
 from headrace.runtime.cuda_graph import BUCKETS
 from headrace.runtime.early_stage_runner import EarlyStageRunner
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for, stored_kv_type
-from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
+from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, largest_step, num_kv_blocks
 from headrace.runtime.memory_ledger import MemoryLedger
 from headrace.runtime.model_loader import LoadedModel, ModelFiles, ModelLoader, Progress, forms_of
 from headrace.runtime.model_runner import ModelRunner
@@ -44,7 +44,6 @@ from headrace.runtime.weights_update import (
     replacement_of,
     replacing,
 )
-from headrace.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from headrace.runtime.kernel_warmup import KernelWarmup
@@ -347,6 +346,7 @@ class Worker:
             kv_dtype=self.kv_dtype,
             num_slices=self._world.tensor.size if self._world.tensor.keeps_slices else 1,
             precision=self._files.precision,
+            layers=self._world.stage.layers(self._arch.num_layers),
         )
         return KernelWarmup(widths, self._device, exchange=exchange)
 
@@ -372,7 +372,7 @@ class Worker:
         platform.reset_peak_memory()
         before = platform.used_memory_bytes()
         runner = self._make_runner(blocks * len(self._specs))
-        output = _largest_step(num_tokens, blocks, len(self._specs))
+        output = largest_step(num_tokens, blocks, len(self._specs))
         runner.execute_model(output)
         runner.sample_tokens().finish()
         platform.synchronize()
@@ -386,13 +386,6 @@ class Worker:
             "graphs": graph_bytes,
         }
         return int(total * self._cache.gpu_memory_utilization) - in_use - step_bytes - graph_bytes
-
-
-def _largest_step(num_tokens: int, num_blocks: int, num_groups: int) -> SchedulerOutput:
-    """One request that computes a whole step's tokens and samples: greedily, which compiles the fewest kernels."""
-    blocks = [list(range(group * num_blocks, (group + 1) * num_blocks)) for group in range(num_groups)]
-    new = NewRequest("profile", [0] * num_tokens, num_tokens, blocks, SamplingParams(temperature=0.0), 0)
-    return SchedulerOutput(0, ["profile"], [0], [num_tokens], [0], [new])
 
 
 def _length(part: slice) -> int:
