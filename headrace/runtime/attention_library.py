@@ -118,7 +118,8 @@ def make_attention_library(
     """The library for one rank's layers; None: the engine's own kernels compute everything.
 
     Args:
-        setting: ``attention_library``. "auto" takes it where it is known to be faster: compute capability 9 and up.
+        setting: ``attention_library``. "auto" takes it where it is known to be faster: compute capability 9 and up, and
+            heads or blocks that ``hopper_tiles_kernel``, which is faster still, does not take.
         shape: heads of one rank's layers.
         kernels: the kind that computes attention ("triton").
         dtype, kv_dtype: of computing, and of what the cache holds.
@@ -132,7 +133,7 @@ def make_attention_library(
         return None
     missing = why_not_device(kernels, device) or why_not_model(arch, dtype, kv_dtype)
     _refuse(setting, missing)
-    if missing is not None or (setting == "auto" and not _is_measured(device)):
+    if missing is not None or (setting == "auto" and not _is_faster(device, shape, block_size)):
         return None
     from headrace.attention.library import LibraryRule
     from headrace.kernels.triton.library_attention import AttentionLibrary
@@ -209,8 +210,12 @@ def why_not_model(
     return None
 
 
-def _is_measured(device: torch.device) -> bool:
-    return compute_capability(device) >= _MEASURED_CAPABILITY
+def _is_faster(device: torch.device, shape: AttentionShape, block_size: int) -> bool:
+    """Whether the library is known to be faster than the kernels that would take its place."""
+    from headrace.kernels.triton.attention_hopper_tiles import suits_hopper
+
+    is_measured = compute_capability(device) >= _MEASURED_CAPABILITY
+    return is_measured and not suits_hopper(shape.num_heads, shape.num_kv_heads, shape.head_dim, block_size)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -335,15 +336,26 @@ LARGE = {
     "prefill": ([1500], [1500], LLAMA, {}),
     "prefill after context": ([300, 40], [4000, 3000], LLAMA, {}),
     "mixed": ([1] * 20 + [500, 77], [700] * 20 + [900, 77], LLAMA, {}),
+    "blocks of 32": ([700, 1, 90], [1500, 300, 90], LLAMA, {"block_size": 32}),
+    "blocks of 64": ([513, 65, 33], [2000, 70, 5000], LLAMA, {"block_size": 64}),
+    "blocks of 128": ([200, 140], [200, 1111], LLAMA, {"block_size": 128}),
     "mqa 256 window": ([1, 200, 1], [900, 700, 30], AttentionShape(4, 1, 256), {"window": 512}),
     "head dim 64": ([1, 300], [500, 400], AttentionShape(9, 3, 64), {}),
     "head dim 80": ([1, 300], [500, 400], AttentionShape(32, 32, 80), {}),
     "head dim 96": ([1, 300], [500, 400], AttentionShape(32, 8, 96), {"soft_cap": 30.0}),
     "group of 7": ([1, 300], [500, 400], AttentionShape(28, 4, 128), {}),
     "group of 2": ([1, 300], [500, 400], AttentionShape(16, 8, 128), {}),
+    "group of 1": ([300, 129], [500, 129], AttentionShape(8, 8, 128), {}),
+    "group of 32": ([100, 5], [500, 400], AttentionShape(32, 1, 128), {}),
     "group of 16": ([2, 300], [500, 400], AttentionShape(32, 2, 128), {"window": 130}),
     "shared prefix": ([1] * 40, [600] * 40, LLAMA, {"prefixes": [(range(40), 30)]}),
     "long shared prefix": ([1] * 150, [9000] * 150, LLAMA, {"prefixes": [(range(150), 512)]}),
+    "shared prefix of chunks": (
+        [1] * 30 + [70, 130],
+        [1500] * 30 + [1570, 1630],
+        LLAMA,
+        {"prefixes": [(range(32), 90)], "block_size": 16},
+    ),
     "levels": (
         [1] * 64,
         [1500] * 64,
@@ -364,11 +376,21 @@ def test_large_steps(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-def test_a_graph_replays_other_steps() -> None:
+@pytest.mark.parametrize("scale", [0.05, 0.125, 0.2, 1.0])
+def test_rows_that_see_nothing_of_a_round(scale: float) -> None:
+    """Whatever the scale, which decides how a hidden score and the top of such a row are rounded."""
+    step = replace(make_step([300], [400], LLAMA, DEVICE, torch.bfloat16), scale=scale)
+    plan = TritonBackend(LLAMA, DEVICE).plan(step.metadata)
+    assert relative_error(run(step, plan), step.oracle()) < max_error(torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("query_lens", [[1] * 64, [1] * 7 + [57]], ids=["decodes", "a chunk"])
+def test_a_graph_replays_other_steps(query_lens: list[int]) -> None:
     limits = PlanLimits(max_tokens=64, max_requests=64, max_context_tokens=4096)
     backend = TritonBackend(LLAMA, DEVICE, limits)
     steps = [
-        make_step([1] * 64, [length] * 64, LLAMA, DEVICE, torch.bfloat16, seed=length)
+        make_step(query_lens, [length] * len(query_lens), LLAMA, DEVICE, torch.bfloat16, seed=length)
         for length in (100, 2000, 700)
     ]
     qkv = torch.empty_like(steps[0].qkv)

@@ -100,6 +100,24 @@ def test_it_is_chosen_where_it_was_measured(arch: Any, monkeypatch: pytest.Monke
     assert make("auto", arch) is None and make("cudnn", arch) is not None
 
 
+def test_it_is_left_out_where_the_engines_own_kernel_is_faster(
+    arch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    from headrace.kernels.triton import attention_hopper_tiles as tiles
+
+    monkeypatch.setattr(attention_library, "why_not_device", lambda kernels, device: None)
+    monkeypatch.setattr(attention_library, "compute_capability", lambda device: (9, 0))
+    monkeypatch.setattr(tiles, "INTERPRETED", False)
+    monkeypatch.setattr(tiles, "architecture", lambda: 90)
+    wide = dataclasses.replace(arch, head_dim=128)
+    assert make("auto", wide) is None and make("cudnn", wide) is not None
+    assert make("auto", dataclasses.replace(arch, head_dim=96)) is not None
+    assert make("auto", wide, block_size=8) is not None
+    monkeypatch.setattr(tiles, "architecture", lambda: 100)
+    assert make("auto", wide) is not None
+
+
 def make_planners(
     arch: Any, monkeypatch: pytest.MonkeyPatch, num_ranks: int = 1
 ) -> tuple[Any, AttentionPlanners]:

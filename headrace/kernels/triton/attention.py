@@ -1,6 +1,6 @@
 """attention: paged attention over a plan's work list.
 
-FlashDecoding (Dao et al.) for short tiles, FlashAttention 2 for long ones, both over paged blocks.
+FlashDecoding (Dao et al.) for short tiles, FlashAttention 2 for long ones, or 3 on Hopper, all over paged blocks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import triton
 from headrace.kernels.quantized_cache import QuantizedCache
 from headrace.kernels.triton.attention_codes import coded_tiles_kernel
 from headrace.kernels.triton.attention_common import TileConfig
+from headrace.kernels.triton.attention_hopper_tiles import HOPPER_LAUNCH, launch_hopper, takes_hopper
 from headrace.kernels.triton.attention_kernels import (
     long_tiles_kernel,
     merge_kernel,
@@ -150,11 +151,15 @@ def _run_long(
     work: PackedWork,
     dtype: torch.dtype,
 ) -> None:
-    launch = long_launch(shape["head_dim"], shape["block_d"], dtype)
+    is_hopper = takes_hopper(arguments, shape)
+    launch = HOPPER_LAUNCH if is_hopper else long_launch(shape["head_dim"], shape["block_d"], dtype)
     config = _config(shape, launch)
     num_subtiles = triton.cdiv(TileRows.for_group(config.group).long * config.group, config.block_m)
     num_units = work.num_long * num_subtiles * config.num_kv_heads
     grid = _grid(launch.programs_per_multiprocessor, num_units, work)
+    if is_hopper:
+        launch_hopper(arguments, config, grid)
+        return
     long_tiles_kernel[grid](
         *arguments,
         num_subtiles,
