@@ -189,6 +189,9 @@ class ParallelConfig:
         "who starts the ranks: this engine, on this host, or torchrun and the like, through RANK and WORLD_SIZE",
     )
     rank_timeout_s: float = knob(8.0, "a rank that gets nowhere with a step for so long is taken for hung")
+    rank_load_timeout_s: float = knob(
+        1800.0, "a rank that comes no further for so long, while it loads, is taken for hung"
+    )
 
     @property
     def world_size(self) -> int:

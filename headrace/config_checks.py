@@ -36,6 +36,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "tensor_parallel_size": (1, 1024),
     "pipeline_parallel_size": (1, 1024),
     "rank_timeout_s": (0.5, 1e6),
+    "rank_load_timeout_s": (1.0, 1e6),
     "threads": (1, 4096),
     "max_graph_tokens": (0, 2048),
     "max_grammar_compile_s": (0.01, 3600.0),

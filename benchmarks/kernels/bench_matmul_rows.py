@@ -3,10 +3,11 @@
     python benchmarks/kernels/bench_matmul_rows.py [--rows 64 256 448] [--matrix gate_up] [--ways cublas] [--json FILE]
 
 For each matrix of Llama-3-8B and Qwen3-0.6B and each number of rows, microseconds in a CUDA graph over weights that
-are not in the L2 and TFLOP/s of the rows asked for: torch's product through cuBLAS and through cuBLASLt, and a
-persistent Triton product over tensor descriptors in several tiles. What a padded step costs is the row of the padded
-number. The last table names the best way for each and, with ``*``, where padding to a larger number of rows would be
-faster than the number itself. ``--compile-only`` compiles the tiled product for Hopper without a GPU.
+are not in the L2 and TFLOP/s of the rows asked for: torch's product through cuBLAS and through cuBLASLt, ``linear`` of
+the engine ("own": by a kernel of its own up to 64 rows), and a persistent Triton product over tensor descriptors in
+several tiles. What a padded step costs is the row of the padded number. The last table names the best way for each and,
+with ``*``, where padding to a larger number of rows would be faster than the number itself. ``--compile-only`` compiles
+the tiled product for Hopper without a GPU.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton_timing import compiling_only, graph_us
 
+from headrace.kernels.triton.linear import linear
+
 MATRICES = {
     "qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336),
     "qwen qkv": (4096, 1024), "qwen out": (1024, 2048), "qwen gate_up": (6144, 1024), "qwen down": (1024, 3072),
+    "head": (128256, 4096), "qwen head": (151936, 1024),
 }  # fmt: skip
 ROWS = (32, 64, 96, 128, 192, 256, 320, 384, 448, 512)
 TILES = [
@@ -84,9 +88,15 @@ def library_product(name: str, x: torch.Tensor, weight: torch.Tensor, out: torch
 Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
+def own_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """As the engine multiplies them."""
+    torch.backends.cuda.preferred_blas_library("default")
+    linear(x, weight, None, out)
+
+
 def ways() -> dict[str, Way]:
     libraries: dict[str, Way] = {name: partial(library_product, name) for name in ("cublas", "cublaslt")}
-    return libraries | {str(tile): partial(tiled_product, tile) for tile in TILES}
+    return libraries | {"own": own_product} | {str(tile): partial(tiled_product, tile) for tile in TILES}
 
 
 def measure(matrix: str, num_rows: int, wanted: Sequence[str] | None = None) -> dict[str, float]:
@@ -135,7 +145,7 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS))
     parser.add_argument("--matrix", nargs="*", choices=list(MATRICES), default=list(MATRICES))
-    parser.add_argument("--ways", nargs="*", help="cublas, cublaslt; left out: the tiled products too")
+    parser.add_argument("--ways", nargs="*", help="cublas, cublaslt, own; left out: the tiled products too")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile-only", action="store_true")
     args = parser.parse_args()

@@ -7,7 +7,6 @@ header once and decodes vocabularies when they are asked for. Format: GGUF versi
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from types import MappingProxyType
 
 from headrace.checkpoint.gguf_header import GGUFStrings, GGUFValue, HeaderReader
 from headrace.checkpoint.gguf_types import BLOCK_SIZES, GGMLType
+from headrace.checkpoint.mapped_file import FileStamp, open_mapped
 from headrace.errors import CheckpointError, UnsupportedModelError
 
 MAX_DIMS = 4
@@ -35,15 +35,22 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """An open GGUF file: ``metadata`` (string arrays decode on first use), ``tensors`` by name, ``raw`` bytes.
+    """An open GGUF file: ``metadata`` (string arrays decode on first use), ``tensors`` by name, ``raw`` bytes, its
+    ``stamp``.
 
     The file stays mapped as long as this object or a view from ``raw`` lives.
     """
 
     def __init__(
-        self, path: Path, data: mmap.mmap, metadata: dict[str, GGUFValue], tensors: dict[str, GGUFTensor]
+        self,
+        path: Path,
+        data: mmap.mmap,
+        stamp: FileStamp,
+        metadata: dict[str, GGUFValue],
+        tensors: dict[str, GGUFTensor],
     ) -> None:
         self.path = path
+        self.stamp = stamp
         self.metadata: Mapping[str, GGUFValue] = MappingProxyType(metadata)
         self.tensors: Mapping[str, GGUFTensor] = MappingProxyType(tensors)
         self._view = memoryview(data)
@@ -56,13 +63,13 @@ class GGUFFile:
             CheckpointError: the file is missing, cut or corrupt; the message names the file and the key or tensor.
         """
         path = Path(path)
-        data = _map(path)
+        data, stamp = open_mapped(path, 4, "GGUF")
         reader = HeaderReader(path, data)
         num_tensors, num_keys = _read_preamble(reader)
         metadata = _read_metadata(reader, num_keys)
         _refuse_parts(path, metadata)
         tensors = _read_tensors(reader, num_tensors, _alignment(path, metadata))
-        return cls(path, data, metadata, tensors)
+        return cls(path, data, stamp, metadata, tensors)
 
     def tensor(self, name: str) -> GGUFTensor:
         """The index entry of one tensor.
@@ -85,16 +92,6 @@ class GGUFFile:
         """
         entry = self.tensor(name)
         return self._view[entry.offset : entry.offset + entry.num_bytes]
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise CheckpointError(f"{path}: the file is empty")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _read_preamble(reader: HeaderReader) -> tuple[int, int]:

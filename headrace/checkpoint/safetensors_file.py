@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -13,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
+from headrace.checkpoint.mapped_file import FileStamp, open_mapped
 from headrace.errors import CheckpointError, UnsupportedModelError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -56,12 +55,18 @@ class SafetensorsEntry:
 
 
 class SafetensorsFile:
-    """An open .safetensors file: ``entries`` by tensor name, ``metadata``, and ``raw`` bytes."""
+    """An open .safetensors file: ``entries`` by tensor name, ``metadata``, ``raw`` bytes, and its ``stamp``."""
 
     def __init__(
-        self, path: Path, data: mmap.mmap, entries: dict[str, SafetensorsEntry], metadata: dict[str, str]
+        self,
+        path: Path,
+        data: mmap.mmap,
+        stamp: FileStamp,
+        entries: dict[str, SafetensorsEntry],
+        metadata: dict[str, str],
     ) -> None:
         self.path = path
+        self.stamp = stamp
         self.entries: Mapping[str, SafetensorsEntry] = MappingProxyType(entries)
         self.metadata: Mapping[str, str] = MappingProxyType(metadata)
         self._view = memoryview(data)
@@ -74,14 +79,14 @@ class SafetensorsFile:
             CheckpointError: the file is missing, cut or corrupt; the message names the file and the tensor.
         """
         path = Path(path)
-        data = _map(path)
+        data, stamp = open_mapped(path, 8, "safetensors")
         header, data_start = _read_header(path, data)
         metadata = header.pop("__metadata__", None) or {}
         if not isinstance(metadata, dict):
             raise CheckpointError(f"{path}: '__metadata__' in the header is not an object")
         entries = {name: _entry(path, name, item, data_start) for name, item in header.items()}
         _check_places(path, entries, data_start, len(data))
-        return cls(path, data, entries, {str(key): str(value) for key, value in metadata.items()})
+        return cls(path, data, stamp, entries, {str(key): str(value) for key, value in metadata.items()})
 
     def raw(self, name: str) -> memoryview:
         """A read-only view (uint8) of one tensor's bytes, without copying.
@@ -93,25 +98,6 @@ class SafetensorsFile:
         if entry is None:
             raise CheckpointError(f"{self.path}: tensor '{name}' is missing")
         return self._view[entry.begin : entry.end]
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        # A pipe would be waited for without O_NONBLOCK; for regular files it means nothing.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise CheckpointError(f"{path}: is not a regular file; copy the weights there")
-            size = status.st_size
-            if size < 8:
-                raise CheckpointError(
-                    f"{path}: has {size} bytes, too few for a safetensors file; copy it again"
-                )
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
 
 
 def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from headrace.checkpoint.mapped_file import FileStamp
 from headrace.checkpoint.safetensors_file import SafetensorsEntry, SafetensorsFile
 from headrace.errors import CheckpointError
 
@@ -55,6 +56,11 @@ class SafetensorsIndex:
                     )
                 entries[name] = entry
         return cls(folder, files, entries)
+
+    @property
+    def stamps(self) -> dict[str, FileStamp]:
+        """What each file was when its header was read."""
+        return {str(path): file.stamp for path, file in self._files.items()}
 
     def entry(self, name: str) -> SafetensorsEntry:
         """Where one tensor lies.

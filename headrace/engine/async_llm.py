@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import EngineConfig
-from headrace.core.output import EngineCoreOutput, EngineCoreRequest, ErrorKind
-from headrace.core.timeline import Timeline
+from headrace.core.output import EngineCoreOutput, ErrorKind
 from headrace.engine.client import EngineCoreClient, refusal_error
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.input_processor import ProcessedInput
+from headrace.engine.live_request import LiveRequest
 from headrace.engine.mailbox import Mailbox
 from headrace.engine.messages import (
     CacheCall,
@@ -47,39 +47,6 @@ _GONE_WITH_THE_CORE = (
 )
 
 
-class _Live:
-    """One request that the core has not finished with.
-
-    user_id: what the caller calls it; the core's id is used once only, so that late news of a request that was
-        aborted never meet another that took its name.
-    is_answered: its reader has been given everything; the core's last word is still to come.
-    running: answers that the core has not ended.  stopped: answers that a stop string ended.
-    """
-
-    __slots__ = (
-        "has_started",
-        "index",
-        "is_answered",
-        "mailbox",
-        "num_tokens",
-        "request",
-        "running",
-        "stopped",
-        "user_id",
-    )
-
-    def __init__(self, user_id: str, request: EngineCoreRequest, mailbox: Mailbox, index: int) -> None:
-        self.user_id = user_id
-        self.request = request
-        self.mailbox = mailbox
-        self.index = index
-        self.has_started = False
-        self.is_answered = False
-        self.running = set(range(request.sampling_params.num_told_answers))
-        self.num_tokens = [0] * request.sampling_params.num_told_answers
-        self.stopped: set[int] = set()
-
-
 class AsyncLLM:
     """Answers requests as they come. Use it from one event loop.
 
@@ -95,7 +62,7 @@ class AsyncLLM:
         self.metrics = ServingMetrics()
         self.progress = LoadProgress("starting the engine")
         self._client = client
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._core_ids: dict[str, str] = {}
         self._serial = itertools.count()
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -273,7 +240,9 @@ class AsyncLLM:
             request.is_read_whole = is_read_whole(request.sampling_params, kind)
             self._client.add_request(request)
             front_end.outputs.add_request(request, prompt, kind)
-            self._live[request.request_id] = _Live(user_ids[index], request, mailbox, index)
+            self._live[request.request_id] = LiveRequest(
+                user_ids[index], request, mailbox, index, self.metrics
+            )
             self._core_ids[user_ids[index]] = request.request_id
         return mailbox
 
@@ -288,7 +257,7 @@ class AsyncLLM:
                 live.mailbox.put(live.index, last)
             self._drop([core_id])
 
-    def _forget(self, core_id: str) -> _Live | None:
+    def _forget(self, core_id: str) -> LiveRequest | None:
         live = self._live.pop(core_id, None)
         if live is not None:
             del self._core_ids[live.user_id]
@@ -302,7 +271,7 @@ class AsyncLLM:
             self._front_end.outputs.end(own_id, "abort")
             live = self._live[own_id]
             self._forget(own_id)
-            self._count_ends(live, "abort")
+            live.count_ends("abort")
         if left:
             self._client.abort_requests(left)
 
@@ -337,7 +306,8 @@ class AsyncLLM:
                 request.is_answered = output.finished
                 output.request_id = request.user_id
                 request.mailbox.put(request.index, output)
-        self._count(news.outputs)
+        for item in news.outputs:
+            self._count(item)
         for request_id, child in processed.stopped:
             if request_id in live:
                 live[request_id].stopped.add(child)
@@ -379,7 +349,7 @@ class AsyncLLM:
         for own_id, live in self._live.items():
             if self._front_end is not None:
                 self._front_end.outputs.end(own_id, "error", str(error))
-            self._count_ends(live, "error")
+            live.count_ends("error")
             live.mailbox.fail(error)
         self._live.clear()
         self._core_ids.clear()
@@ -388,6 +358,13 @@ class AsyncLLM:
                 future.set_exception(error)
         self._calls.clear()
 
+    def _count(self, item: EngineCoreOutput) -> None:
+        request = self._live.get(item.request_id)
+        if request is not None:
+            request.count(item)
+            if not request.running:
+                self._forget(item.request_id)
+
     async def _call(self, call: CacheCall | UpdateWeights) -> dict[str, Any]:
         """Ask the core, and wait for its answer."""
         await self.wait_ready()
@@ -395,40 +372,6 @@ class AsyncLLM:
         self._calls[call.call_id] = future
         self._client.call(call)
         return await future
-
-    def _count(self, outputs: list[EngineCoreOutput]) -> None:
-        metrics = self.metrics
-        for output in outputs:
-            live = self._live.get(output.request_id)
-            if live is None:
-                continue
-            if not live.has_started:
-                live.has_started = True
-                metrics.num_prompt_tokens += len(live.request.prompt_token_ids)
-            child = output.child_index
-            live.num_tokens[child] += len(output.new_token_ids)
-            metrics.num_generation_tokens += len(output.new_token_ids)
-            if output.finish_reason is not None:
-                self._count_finish(live, child, output.finish_reason, output.timeline)
-                live.running.discard(child)
-                if not live.running:
-                    self._forget(output.request_id)
-
-    def _count_ends(self, live: _Live, reason: str) -> None:
-        """Count the answers whose end the core will not tell; a stop string may have ended some for their reader."""
-        for child in live.running:
-            self._count_finish(live, child, "stop" if child in live.stopped else reason, None)
-
-    def _count_finish(self, live: _Live, child: int, reason: str, timeline: Timeline | None) -> None:
-        """Count one answer's end, as its reader was told of it."""
-        request = live.request
-        self.metrics.count_finish(
-            reason,
-            request.arrival_time,
-            len(request.prompt_token_ids),
-            live.num_tokens[child],
-            timeline,
-        )
 
 
 def _text_length(prompt: Prompt | ParsedPrompt) -> int:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from headrace.engine.messages import (
     UpdateWeights,
 )
 from headrace.errors import EngineDeadError
+from headrace.observe.process_end import describe_end
 
 if TYPE_CHECKING:
     import zmq
@@ -147,7 +147,10 @@ class ProcessClient(EngineCoreClient):
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             # What the core sent before it ended explains more than its exit status: let that arrive first.
             loop.call_soon_threadsafe(
-                loop.call_later, _LAST_WORDS_S, self._die, EngineDeadError(_epitaph(code))
+                loop.call_later,
+                _LAST_WORDS_S,
+                self._die,
+                EngineDeadError(f"the engine process {describe_end(code)}"),
             )
             loop.call_soon_threadsafe(self._receive)
 
@@ -176,14 +179,6 @@ def _bind(folder: str) -> tuple[zmq.Context[Any], zmq.Socket[bytes], zmq.Socket[
     inbox.set_hwm(0)
     inbox.bind(endpoint(folder, FROM_CORE))
     return context, outbox, inbox
-
-
-def _epitaph(code: int) -> str:
-    if code >= 0:
-        return f"the engine process ended with status {code}; its messages on standard error say why"
-    name = signal.Signals(-code).name
-    hint = " (the system may have run out of memory)" if -code == signal.SIGKILL else ""
-    return f"the engine process was ended by {name}{hint}"
 
 
 def _clean_up(process: subprocess.Popen[bytes], folder: str) -> None:

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from headrace.checkpoint.gguf_types import GGMLType
+from headrace.checkpoint.mapped_file import FileStamp
 from headrace.checkpoint.model_config import ModelArchitecture
 from headrace.checkpoint.source import ModelSource
 from headrace.errors import CheckpointError, ConfigError
@@ -41,6 +42,7 @@ class WeightSource(ABC):
         total_bytes: stored size of all of them, for progress.
         is_ignorable: whether a tensor that nothing asked for is no reason to warn.
         progress: told after each ``get``.
+        stamps: by ``file_of``, what the files were when their headers were read.
 
     Attributes:
         bytes_read: stored bytes handed out so far.
@@ -53,8 +55,10 @@ class WeightSource(ABC):
         total_bytes: int,
         is_ignorable: Callable[[str], bool],
         progress: Progress | None = None,
+        stamps: Mapping[str, FileStamp] | None = None,
     ) -> None:
         self.where = where
+        self._stamps = dict(stamps or {})
         self.total_bytes = total_bytes
         self.bytes_read = 0
         self._shapes = shapes
@@ -94,11 +98,14 @@ class WeightSource(ABC):
             shape: the whole tensor's shape as the model expects it, checked when given.
 
         Raises:
-            CheckpointError: the tensor is missing, has another shape, or does not reach as far as ``index``.
+            CheckpointError: the tensor is missing, has another shape, or does not reach as far as ``index``; its file
+                was changed since it was opened.
         """
         stored = self.shape(name)
         if shape is not None:
             self.check_shape(name, shape)
+        if (stamp := self._stamps.get(file := self.file_of(name))) is not None:
+            stamp.check(file)
         data = self._read(name, self._whole_index(name, stored, index or ()))
         self._used.add(name)
         self.bytes_read += data.num_bytes
@@ -123,7 +130,11 @@ class WeightSource(ABC):
         """Called once the model is built: lets go of files, completes the progress, warns once of tensors left over.
 
         is_whole: False when other stages of a pipeline read the rest.
+
+        Raises: CheckpointError when a file was changed meanwhile, so that what was read of it may be of two models.
         """
+        for file, stamp in self._stamps.items():
+            stamp.check(file)
         self._let_go()
         if self._progress is not None:
             self._progress(self.total_bytes, self.total_bytes)

@@ -51,6 +51,7 @@ class GGUFSource(WeightSource):
             total_bytes=sum(entry.num_bytes for entry in file.tensors.values()),
             is_ignorable=lambda name: is_ignorable(name, arch),
             progress=progress,
+            stamps={str(file.path): file.stamp},
         )
 
     @classmethod

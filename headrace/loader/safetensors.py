@@ -58,6 +58,7 @@ class SafetensorsSource(WeightSource):
             total_bytes=sum(entry.end - entry.begin for entry in self._entries.values()),
             is_ignorable=lambda name: is_ignorable(name, arch),
             progress=progress,
+            stamps=index.stamps,
         )
 
     @classmethod

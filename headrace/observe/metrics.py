@@ -66,12 +66,15 @@ GENERATION_TOKENS = ("generation_tokens", "Generated tokens.")
 RANK_MEMORY = ("rank_memory_bytes", "Device memory that each rank held when it was loaded.")
 STARTUP = ("startup_seconds", "Time that a stage of the engine's start took, by stage.")
 REQUEST_SUCCESS = ("request_success", "Answers that ended, by reason.")
+REQUESTS_REFUSED = ("request_refused", "Requests that were refused, by the error's code.")
 CONSTRAINT_VIOLATIONS = (
     "constraint_violations",
     "Answers that broke their constraint and ended with an error.",
 )
 ENGINE_UP = ("engine_up", "1 while the engine is ready for requests.")
 FINISH_REASONS = ("stop", "length", "abort", "error")
+REFUSALS = ("invalid_value", "context_length_exceeded", "queue_full")
+"""Shown from the start; others from their first time."""
 
 
 class ServingMetrics:
@@ -88,11 +91,16 @@ class ServingMetrics:
         self.num_generation_tokens = 0
         self.num_invalid_answers = 0
         self.num_finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.num_refused = dict.fromkeys(REFUSALS, 0)
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
 
     def count_step(self, num_tokens: int) -> None:
         """A step gave tokens."""
         self.histograms["iteration_tokens_total"].observe(num_tokens)
+
+    def count_refusal(self, code: str) -> None:
+        """A request was refused; none of its answers that still ran is counted as finished."""
+        self.num_refused[code] = self.num_refused.get(code, 0) + 1
 
     def count_finish(
         self,
@@ -178,6 +186,12 @@ def _families(metrics: ServingMetrics, model_name: str) -> Iterator[Metric]:
     for reason, count in metrics.num_finished.items():
         finished.add_metric([*values, reason], count)
     yield finished
+    refused = CounterMetricFamily(
+        _PREFIX + REQUESTS_REFUSED[0], REQUESTS_REFUSED[1], labels=[*labels, "code"]
+    )
+    for code, count in metrics.num_refused.items():
+        refused.add_metric([*values, code], count)
+    yield refused
     for name, (doc, _) in HISTOGRAMS.items():
         histogram = metrics.histograms[name]
         family = HistogramMetricFamily(_PREFIX + name, doc, labels=labels)

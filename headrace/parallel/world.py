@@ -7,6 +7,7 @@ talk most, are neighbours.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,9 @@ from headrace.parallel.rank_status import RankStatus
 from headrace.parallel.state import Communicator, ParallelState, SoloCommunicator
 from headrace.parallel.token_link import TokenLink
 from headrace.parallel.torch_communicator import TorchCommunicator, WatchedCommunicator
+
+_PATIENCE = timedelta(minutes=30)
+_GRACE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -67,18 +71,22 @@ class World:
         size = tensor_size * num_stages
         is_gpu = device.type == "cuda"
         backend = "cpu:gloo,cuda:nccl" if is_gpu else "gloo"
+        # The executor ends all when a rank hangs, and knows which: nobody's own waiting may end before that.
+        patience = max(_PATIENCE, timedelta(seconds=parallel.rank_load_timeout_s)) + _GRACE
+        store.set_timeout(patience)
         dist.init_process_group(
             backend,
             store=PrefixStore("ranks", store),
             rank=rank,
             world_size=size,
+            timeout=patience,
         )
         stage, tensor_rank = divmod(rank, tensor_size)
         inner: Communicator = SoloCommunicator()
         communicator = inner
         if tensor_size > 1:
             groups = [
-                dist.new_group(list(range(first, first + tensor_size)), backend=backend)
+                dist.new_group(list(range(first, first + tensor_size)), backend=backend, timeout=patience)
                 for first in range(0, size, tensor_size)
             ]
             inner = TorchCommunicator(groups[stage], tensor_size, device.type)
@@ -89,7 +97,7 @@ class World:
         link, tokens = None, None
         if num_stages > 1:
             first, source = list(range(tensor_size)), size - tensor_size
-            group = dist.new_group([*first, source], backend="gloo")
+            group = dist.new_group([*first, source], backend="gloo", timeout=patience)
             if rank in (*first, source):
                 tokens = TokenLink(group, source, first, status.enter_wait, status.leave_wait)
             previous = rank - tensor_size if stage else None

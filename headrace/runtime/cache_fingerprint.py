@@ -18,7 +18,7 @@ What changes the numbers of K and V counts; the test of this module wants every 
   attention_library.
 * Left out, since it says when tokens are sent that have been made: stream_interval.
 * Left out, since tiers are refused on more than one rank: tensor_parallel_size, pipeline_parallel_size, all_reduce,
-  pick_in_parts, launcher, rank_timeout_s.
+  pick_in_parts, launcher, rank_timeout_s, rank_load_timeout_s.
 """
 
 from __future__ import annotations

@@ -15,13 +15,18 @@ import torch
 from headrace.checkpoint import ModelArchitecture
 from headrace.kernels.quantized_cache import KVFormats
 from headrace.kernels.triton.launch import launch_options
-from headrace.kernels.triton.model_widths import ModelWidths, PackedForm
+from headrace.kernels.triton.model_widths import LayerForms, ModelWidths, PackedForm
 from headrace.kernels.triton.rank_exchange import RankExchange
 from headrace.kernels.triton.warmup import WarmupReport, decode_calls, first_token_calls, warm_up
 from headrace.platforms.cuda import use_gpu
 from headrace.quant.precision import Precision, Rounding
 
 logger = logging.getLogger(__name__)
+
+_LINEARS = {
+    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+}
 
 
 class KernelWarmup:
@@ -93,6 +98,7 @@ def widths_of(
     kv_dtype: torch.dtype | KVFormats,
     num_slices: int = 1,
     precision: Precision | None = None,
+    layers: range | None = None,
 ) -> ModelWidths:
     """What the kernels of one rank's part of a model depend on.
 
@@ -101,8 +107,10 @@ def widths_of(
         kv_dtype: of stored keys and values, or their formats.
         num_slices: parts of the vocabulary that tokens are picked from.
         precision: what the user asked weights to be rounded to; of packed weights in files nothing is known yet.
+        layers: of the rank's stage; None: all.
     """
     precision = precision or Precision()
+    head = "model.embed_tokens" if arch.tie_word_embeddings else "lm_head"
     return ModelWidths(
         hidden_size=arch.hidden_size,
         intermediate_size=arch.intermediate_size // tensor_parallel_size,
@@ -120,8 +128,25 @@ def widths_of(
         kv_type=kv_dtype,
         num_layers=arch.num_layers if is_whole else 0,
         num_slices=num_slices,
-        packed=_packed_form(precision, "model.layers.0.mlp.down_proj"),
-        packed_vocabulary=_packed_form(precision, "model.embed_tokens"),
+        layer_forms=_layer_forms(precision, range(arch.num_layers) if layers is None else layers),
+        embedding_form=_packed_form(precision, "model.embed_tokens"),
+        head_form=_packed_form(precision, head),
+    )
+
+
+def _layer_forms(precision: Precision, layers: range) -> tuple[LayerForms, ...]:
+    """Each once: overrides may give layers, and modules of one layer, forms of their own."""
+    return tuple(
+        dict.fromkeys(
+            LayerForms(
+                **{
+                    name: _packed_form(precision, f"model.layers.{layer}.{block}.{name}")
+                    for block, names in _LINEARS.items()
+                    for name in names
+                }
+            )
+            for layer in layers
+        )
     )
 
 

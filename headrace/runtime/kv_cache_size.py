@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from headrace.config import CacheConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
+from headrace.core.output import NewRequest, SchedulerOutput
 from headrace.errors import ConfigError
+from headrace.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +99,13 @@ def num_kv_blocks(cache: CacheConfig, size: RequestSize, budget_bytes: int, budg
             f"{f'max_model_len to {fits} or less' if fits else 'max_model_len lower'}, or raise {setting}"
         )
     return count
+
+
+def largest_step(num_tokens: int, num_blocks: int, num_groups: int) -> SchedulerOutput:
+    """One request that computes a whole step's tokens and samples: greedily, which compiles the fewest kernels."""
+    blocks = [list(range(group * num_blocks, (group + 1) * num_blocks)) for group in range(num_groups)]
+    new = NewRequest("profile", [0] * num_tokens, num_tokens, blocks, SamplingParams(temperature=0.0), 0)
+    return SchedulerOutput(0, ["profile"], [0], [num_tokens], [0], [new])
 
 
 def _mebibytes(num_bytes: int) -> str:

@@ -51,7 +51,7 @@ class MultiprocExecutor:
         progress: called with (stage, share done in [0, 1]) while the first rank loads.
         place: rank 0 of a launch whose other ranks come by themselves; None: start all ranks on this host.
 
-    Raises: CheckpointError, ConfigError, and EngineDeadError when a rank dies while loading.
+    Raises: CheckpointError, ConfigError, and EngineDeadError when a rank dies or hangs while loading.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class MultiprocExecutor:
             self._peers,
             region,
             timeout_s=parallel.rank_timeout_s,
+            load_timeout_s=parallel.rank_load_timeout_s,
             describe=lambda rank: describe_rank(
                 rank, parallel.tensor_parallel_size, parallel.pipeline_parallel_size
             ),

@@ -14,7 +14,21 @@ import msgspec
 from headrace.errors import CheckpointError, ConfigError, EngineDeadError, HeadraceError, error_class
 from headrace.parallel.broadcast import Broadcaster
 from headrace.parallel.shared_region import SharedRegion
-from headrace.runtime.rank_messages import FromRank, RankBeat, RankFailed, RunStep, Stop, ToRank
+from headrace.runtime.load_watch import LoadWatch
+from headrace.runtime.rank_messages import (
+    CheckWeights,
+    FromRank,
+    RankBeat,
+    RankFailed,
+    RankProgress,
+    RankReady,
+    RankSpec,
+    RankWeights,
+    RunStep,
+    Stop,
+    ToRank,
+    UpdateWeights,
+)
 from headrace.runtime.rank_peer import RankPeer
 from headrace.runtime.rank_watch import RankWatch
 
@@ -25,6 +39,12 @@ _GRACE_S = 0.3
 """Between the first sign of a failure and the verdict: what others say because of it is not its cause."""
 _STOP_S = 2.0
 _EAR_BYTES = 1 << 20
+_LOADS: dict[type, str] = {
+    RankSpec: "starting",
+    CheckWeights: "checking weights",
+    UpdateWeights: "replacing weights",
+}
+"""What ranks do first that are told so; until they have answered they must get on."""
 
 
 class RankGroup:
@@ -33,7 +53,7 @@ class RankGroup:
     Args:
         peers: all of them, in order.
         region: the memory shared with those of this host.
-        timeout_s: a standstill that counts as a hang.
+        timeout_s, load_timeout_s: a standstill that counts as a hang, in steps and while loading.
         describe: a rank's name for messages.
         on_message: gets (rank, message) on a thread of the group.
         on_failure: gets the error, once, on a thread of the group, when all ranks have been ended.
@@ -46,6 +66,7 @@ class RankGroup:
         region: SharedRegion | None,
         *,
         timeout_s: float,
+        load_timeout_s: float,
         describe: Callable[[int], str],
         on_message: Callable[[int, FromRank], None],
         on_failure: Callable[[HeadraceError], None],
@@ -56,7 +77,8 @@ class RankGroup:
         self._on_message = on_message
         self._on_failure = on_failure
         self._awaits_results = awaits_results
-        self._watch = RankWatch([peer.rank for peer in self._peers], timeout_s)
+        ranks = [peer.rank for peer in self._peers]
+        self._watch, self._load_watch = RankWatch(ranks, timeout_s), LoadWatch(ranks, load_timeout_s)
         self._encoder = msgspec.msgpack.Encoder()
         self._last_step = 0
         self._failed: list[RankPeer] = []
@@ -83,6 +105,8 @@ class RankGroup:
         self._check()
         if isinstance(message, RunStep):
             self._last_step = message.scheduler_output.step_id
+        elif (stage := _LOADS.get(type(message))) is not None:
+            self._load_watch.begin(stage)
         data = self._encoder.encode(message)
         try:
             for broadcaster in self._broadcasters:
@@ -148,6 +172,10 @@ class RankGroup:
             elif isinstance(message, RankBeat):
                 peer.status.take(message.status)
             else:
+                if isinstance(message, RankProgress):
+                    self._load_watch.note(peer.rank, message.stage, message.share)
+                elif isinstance(message, RankReady | RankWeights):
+                    self._load_watch.end(peer.rank)
                 self._on_message(peer.rank, message)
         return True
 
@@ -166,8 +194,9 @@ class RankGroup:
                 return self._end_all(error)
 
     def _look_for_hangs(self) -> HeadraceError | None:
-        statuses = [peer.status for peer in self._peers]
-        hung = self._watch.look(statuses, self._last_step, self._awaits_results(), time.monotonic())
+        statuses, now_s = [peer.status for peer in self._peers], time.monotonic()
+        hung = self._watch.look(statuses, self._last_step, self._awaits_results(), now_s)
+        hung = hung or self._load_watch.look(now_s)
         if hung is None:
             return None
         peer = next(peer for peer in self._peers if peer.rank == hung.rank)

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -98,6 +99,7 @@ class RankLoop:
             place = LaunchPlace.read(os.environ)
             local_rank, num_local_ranks = place.local_rank, place.num_local_ranks
         platform = current_platform(config.device.device, local_rank)
+        self._tell_progress("meeting the other ranks", 0.0)
         world = World.join(
             config.parallel,
             self._rank,
@@ -147,7 +149,7 @@ class RankLoop:
             elif isinstance(message, CheckWeights):
                 self._check_weights(worker, message.model)
             elif isinstance(message, UpdateWeights):
-                update_all_or_fail(worker, message.model)
+                update_all_or_fail(worker, message.model, self._tell_progress)
                 self._voice.send(RankWeights())
             else:
                 if isinstance(message, Stop):
@@ -194,10 +196,10 @@ class RankLoop:
             return  # the executor is gone, as the main thread will see
 
 
-def update_all_or_fail(worker: Any, model: str | None) -> None:
+def update_all_or_fail(worker: Any, model: str | None, progress: Callable[[str, float], None]) -> None:
     """Ranks have either all the new weights or none of them goes on. Raises EngineDeadError."""
     try:
-        worker.update_weights(model)
+        worker.update_weights(model, progress)
     except Exception as error:
         raise EngineDeadError(f"its weights could not be replaced: {error}") from error
 

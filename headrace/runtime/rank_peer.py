@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
 
+from headrace.observe.process_end import describe_end
 from headrace.parallel.rank_status import RankStatus
 from headrace.parallel.shared_region import SharedRegion, create_fd
 from headrace.runtime.rank_messages import RankEar, RankFailed
@@ -64,12 +64,7 @@ class RankPeer:
         code = None if self.process is None else self.process.poll()
         if code is None:
             return "closed its connection"
-        if code >= 0:
-            return f"ended with status {code}; its messages on standard error say why"
-        name = signal.Signals(-code).name
-        return f"was ended by {name}" + (
-            " (the system may have run out of memory)" if code == -signal.SIGKILL else ""
-        )
+        return describe_end(code)
 
 
 def start_local_ranks(num_ranks: int, is_whole: bool) -> tuple[list[RankPeer], SharedRegion]:

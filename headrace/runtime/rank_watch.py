@@ -37,6 +37,22 @@ class _Seen:
     beat_s: float = 0.0
 
 
+class PresentClock:
+    """Time less that in which its watcher did not run: it counts for nobody, for the ranks may not have run either."""
+
+    def __init__(self) -> None:
+        self._looked_s: float | None = None
+        self._absent_s = 0.0
+
+    def present(self, now_s: float) -> float:
+        """What a clock shows that stood still with the watcher, at the monotonic time ``now_s``."""
+        passed_s = 0.0 if self._looked_s is None else now_s - self._looked_s
+        self._looked_s = now_s
+        if passed_s > ABSENCE_S:
+            self._absent_s += passed_s
+        return now_s - self._absent_s
+
+
 class RankWatch:
     """Remembers when each rank last got on.
 
@@ -53,7 +69,7 @@ class RankWatch:
         self._timeout_s = timeout_s
         self._seen = {rank: _Seen() for rank in ranks}
         self._was_idle = True
-        self._looked_s: float | None = None
+        self._clock = PresentClock()
 
     def look(
         self, statuses: Sequence[RankStatus], last_step: int, has_work: bool, now_s: float
@@ -66,7 +82,7 @@ class RankWatch:
             has_work: whether results are awaited.
             now_s: monotonic time.
         """
-        self._forgive_absence(now_s)
+        now_s = self._clock.present(now_s)
         stuck: dict[int, float] = {}
         for rank, status in zip(self._ranks, statuses, strict=True):
             seen = self._seen[rank]
@@ -81,15 +97,6 @@ class RankWatch:
             if now_s - seen.beat_s > self._timeout_s:
                 return HungRank(rank, f"has shown no sign of life for {now_s - seen.beat_s:.0f} s")
         return self._judge(dict(zip(self._ranks, statuses, strict=True)), stuck, last_step) if stuck else None
-
-    def _forgive_absence(self, now_s: float) -> None:
-        """Time in which the watcher did not run counts for nobody: the ranks may not have run either."""
-        absent_s = 0.0 if self._looked_s is None else now_s - self._looked_s
-        self._looked_s = now_s
-        if absent_s > ABSENCE_S:
-            for seen in self._seen.values():
-                seen.since_s += absent_s
-                seen.beat_s += absent_s
 
     def _limit_s(self, status: RankStatus, seen: _Seen, now_s: float) -> float:
         is_busy = status.busy_ms - seen.busy_ms > BUSY_SHARE * 1e3 * (now_s - seen.since_s)

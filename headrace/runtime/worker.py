@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
-from headrace.attention.base import AttentionShape, PlanLimits
+from headrace.attention.base import AttentionShape
 from headrace.checkpoint import load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
 from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
-from headrace.core.output import NewRequest, SchedulerOutput
+from headrace.core.output import SchedulerOutput
 from headrace.core.token_mask import TokenMask
-from headrace.kernels.op_plan import OpPlan
 from headrace.kernels.quantized_cache import KV_FORMATS, is_coded
 from headrace.kernels.registry import Ops, kernel_kinds, load_kernels
 from headrace.kv_transfer.compression import BlockCompression
@@ -29,18 +27,15 @@ from headrace.parallel.world import World
 from headrace.platforms.base import current_platform
 from headrace.runtime.attention_library import AttentionPlanners, make_attention_library
 from headrace.runtime.cache_fingerprint import weight_settings
-from headrace.runtime.cuda_graph import BUCKETS, Capture, CudaCapture, GraphedSteps, Link
+from headrace.runtime.cuda_graph import BUCKETS
 from headrace.runtime.early_stage_runner import EarlyStageRunner
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for, stored_kv_type
-from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, num_kv_blocks
+from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, largest_step, num_kv_blocks
 from headrace.runtime.memory_ledger import MemoryLedger
 from headrace.runtime.model_loader import LoadedModel, ModelFiles, ModelLoader, Progress, forms_of
-from headrace.runtime.model_runner import Model, ModelRunner
-from headrace.runtime.native_step import NativeStep
+from headrace.runtime.model_runner import ModelRunner
 from headrace.runtime.plan_compiler import PlanCompiler
-from headrace.runtime.replayed_step import ReplayedStep
-from headrace.runtime.request_states import RequestStates
-from headrace.runtime.staged_model import StagedModel
+from headrace.runtime.step_forms import StepForms
 from headrace.runtime.timed_step import TimedStep
 from headrace.runtime.weights_update import (
     ROOM_FOR_NEW,
@@ -49,7 +44,6 @@ from headrace.runtime.weights_update import (
     replacement_of,
     replacing,
 )
-from headrace.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from headrace.runtime.kernel_warmup import KernelWarmup
@@ -127,7 +121,8 @@ class Worker:
             self.kv_dtype,
             world.stage.layers(arch.num_layers),
         )
-        self._allocate()
+        self._forms = self._make_forms()
+        self._allocate(progress)
         self.loaded_memory_bytes = self._platform.used_memory_bytes()
         self._tell()
 
@@ -140,8 +135,10 @@ class Worker:
             with self._stages.time("kernels not ready with the weights"):
                 warmup.wait_first_token()
 
-    def _allocate(self) -> None:
+    def _allocate(self, progress: Progress | None) -> None:
         """KV memory of what the largest step leaves, and the runner over it."""
+        if progress is not None:
+            progress("making room for KV blocks", 0.0)
         with self._stages.time("largest step"), self._memory.watching("activations"):
             self._num_blocks = self._world.smallest(self._size_kv_cache())
         self._memory.planned["KV blocks"] = self._num_blocks * self._specs[0].bytes_per_block
@@ -239,7 +236,7 @@ class Worker:
             check_same_type(files, self.dtype, dtype)
             check_same_forms(files, self._weight_forms, forms_of(self._loader.open(files)))
 
-    def update_weights(self, model: str | None) -> None:
+    def update_weights(self, model: str | None, progress: Progress | None = None) -> None:
         """Replace the weights, between steps; requests' states and KV memory stay. The new ones are loaded before the
         old ones are let go of where the device has room for both. ``check_weights`` comes before.
 
@@ -256,10 +253,10 @@ class Worker:
             runner.let_go()
             self._compiler.wait()
         with replacing(files.source.path, is_intact=has_room), self._memory.watching("weights"):
-            new = self._loader.load(files)
+            new = self._loader.load(files, progress)
         with replacing(files.source.path, is_intact=False):
             self._take(files, new)
-            self._install(new.model, runner)
+            self._forms.install(new.model, runner)
         self.loaded_memory_bytes = self._platform.used_memory_bytes()
         logger.info("the weights are those of %s now", files.source.path)
 
@@ -290,25 +287,8 @@ class Worker:
             max_logits_rows=self._max_logits_rows,
             sampling_kernels=load_kernels("sampling", self._device, self._kernels),
         )
-        self._install(self._model, runner)
+        self._forms.install(self._model, runner)
         return runner
-
-    def _install(self, model: CausalLM, runner: ModelRunner) -> None:
-        """Have the runner compute with a model from now on, recorded or captured anew."""
-        model.bind_kv_cache(runner.kv_cache)
-        stepped: Model = model
-        native: NativeStep | None = None
-        if self._attention == "native":
-            stepped = native = NativeStep(model)
-        elif self._device.type == "cpu":
-            stepped = ReplayedStep(model)
-        link: Link | None = self._world.link
-        if self._world.link is not None:
-            stepped = StagedModel(stepped, model, self._world.link)
-        if isinstance(runner, EarlyStageRunner) and link is not None:
-            link = runner.link_to(link)
-        small = self._graphed_steps(model, runner.states, link) if self._max_graph_tokens else None
-        runner.use(stepped, small, None if native is None else native.best_tokens)
 
     def _make_planners(self, config: DeviceConfig) -> AttentionPlanners:
         heads = (self._num_heads, self._num_kv_heads, self._arch.head_dim)
@@ -328,44 +308,25 @@ class Worker:
             )
         return AttentionPlanners(self._attention, shape, self._device, self._world.size, library)
 
-    def _graphed_steps(self, model: CausalLM, states: RequestStates, link: Link | None) -> GraphedSteps:
-        """Small steps as CUDA graphs, over buffers that will not move again."""
-        max_num_seqs = self._scheduler.max_seats
-        limits = PlanLimits(self._max_graph_tokens, max_num_seqs, self.max_model_len)
-        model.reserve(
-            max(self._scheduler.max_step_tokens, limits.max_tokens),
-            max(max_num_seqs, self._max_logits_rows),
-        )
-        return GraphedSteps(
-            model,
-            states,
-            self._specs,
-            [self._planners.make(limits) for _ in self._specs],
-            max_tokens=limits.max_tokens,
-            max_requests=max_num_seqs,
-            sampling=load_kernels("sampling", self._device, self._kernels),
-            optimize=self._fuse,
-            capture=self._booked(CudaCapture()),
-            may_capture=self._may_capture,
+    def _make_forms(self) -> StepForms:
+        return StepForms(
+            world=self._world,
+            platform=self._platform,
+            kernels=self._kernels,
+            attention=self._attention,
+            specs=self._specs,
+            planners=self._planners,
+            max_step_tokens=self._scheduler.max_step_tokens,
+            max_seats=self._scheduler.max_seats,
+            max_model_len=self.max_model_len,
+            max_logits_rows=self._max_logits_rows,
+            max_graph_tokens=self._max_graph_tokens,
+            is_windowed=any(self._arch.layer_windows),
+            fused_reduce=self._fused_reduce,
             compiler=self._compiler,
-            picks=self._world.stage.is_last,
-            link=link,
+            warmup=self._warmup,
+            memory=self._memory,
         )
-
-    def _booked(self, capture: Capture) -> Capture:
-        """Captures, and books what graphs hold."""
-
-        def captured(body: Callable[[], None]) -> Callable[[], None]:
-            with self._memory.spending_of_device("graphs"):
-                return capture(body)
-
-        return captured
-
-    def _may_capture(self) -> bool:
-        """Whether kernels are compiled and no other thread launches. Ranks capture in the same step: they wait."""
-        if self._warmup is not None and self._world.size > 1:
-            self._warmup.wait()
-        return (self._warmup is None or self._warmup.is_done) and self._planners.may_capture()
 
     def _warm_up_kernels(self) -> KernelWarmup | None:
         """Begin to compile what steps need; of packed weights only what the user's settings say."""
@@ -385,19 +346,9 @@ class Worker:
             kv_dtype=self.kv_dtype,
             num_slices=self._world.tensor.size if self._world.tensor.keeps_slices else 1,
             precision=self._files.precision,
+            layers=self._world.stage.layers(self._arch.num_layers),
         )
         return KernelWarmup(widths, self._device, exchange=exchange)
-
-    def _fuse(self, plan: OpPlan, num_tokens: int) -> OpPlan:
-        """Neighbouring ops of a recorded forward in one launch where the device's kernels can."""
-        exchange = None
-        if self._fused_reduce is not None and num_tokens <= self._fused_reduce.max_rows:
-            exchange = self._fused_reduce.exchange
-            plan = load_kernels("reduce_fusion", self._device).fuse_reductions(plan, self._fused_reduce.op)
-        fusion = load_kernels("fusion", self._device)
-        is_windowed = any(self._arch.layer_windows)
-        fused: OpPlan = fusion.fuse(plan, num_tokens, is_windowed=is_windowed, exchange=exchange)
-        return fused
 
     def _size_kv_cache(self) -> int:
         in_flight = self._scheduler.max_chunk_tokens * self._scheduler.steps_outstanding
@@ -421,7 +372,7 @@ class Worker:
         platform.reset_peak_memory()
         before = platform.used_memory_bytes()
         runner = self._make_runner(blocks * len(self._specs))
-        output = _largest_step(num_tokens, blocks, len(self._specs))
+        output = largest_step(num_tokens, blocks, len(self._specs))
         runner.execute_model(output)
         runner.sample_tokens().finish()
         platform.synchronize()
@@ -435,13 +386,6 @@ class Worker:
             "graphs": graph_bytes,
         }
         return int(total * self._cache.gpu_memory_utilization) - in_use - step_bytes - graph_bytes
-
-
-def _largest_step(num_tokens: int, num_blocks: int, num_groups: int) -> SchedulerOutput:
-    """One request that computes a whole step's tokens and samples: greedily, which compiles the fewest kernels."""
-    blocks = [list(range(group * num_blocks, (group + 1) * num_blocks)) for group in range(num_groups)]
-    new = NewRequest("profile", [0] * num_tokens, num_tokens, blocks, SamplingParams(temperature=0.0), 0)
-    return SchedulerOutput(0, ["profile"], [0], [num_tokens], [0], [new])
 
 
 def _length(part: slice) -> int:

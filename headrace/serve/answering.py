@@ -11,9 +11,10 @@ from starlette.types import Receive, Scope, Send
 from headrace.engine.async_llm import AsyncLLM
 from headrace.engine.mailbox import Mailbox
 from headrace.engine.output_processor import RequestOutputKind
+from headrace.observe.metrics import ServingMetrics
 from headrace.outputs import RequestOutput
 from headrace.serve.connection import until_gone
-from headrace.serve.errors import ClientGone, api_error, json_response
+from headrace.serve.errors import ClientGone, api_error, count_refusal, json_response
 from headrace.serve.job import Job, end_of
 
 # A refusal by the engine core comes within a step or two and should be an HTTP status, not an event in a stream.
@@ -53,7 +54,7 @@ async def answer(llm: AsyncLLM, job: Job) -> Response:
     except BaseException:
         mailbox.close()
         raise
-    return EventStream(mailbox, first, job)
+    return EventStream(mailbox, first, job, llm.metrics)
 
 
 async def _gather(mailbox: Mailbox, num_prompts: int) -> list[RequestOutput]:
@@ -76,12 +77,13 @@ class EventStream(Response):
     """Writes a stream straight to the connection, all that is new in one piece. A client that reads slowly holds up
     only itself: what it does not take is merged in its mailbox."""
 
-    def __init__(self, mailbox: Mailbox, first: News, job: Job) -> None:
+    def __init__(self, mailbox: Mailbox, first: News, job: Job, metrics: ServingMetrics) -> None:
         super().__init__()
         self._mailbox = mailbox
         self._first = first
         self._format = job.format
         self._names = job.names
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything; return early if the client leaves."""
@@ -118,5 +120,6 @@ class EventStream(Response):
         except ClientGone:
             raise
         except Exception as error:
+            count_refusal(self._metrics, error)
             data += form.failure(self._names.rename(api_error(error)))
         await send({"type": "http.response.body", "body": data, "more_body": False})

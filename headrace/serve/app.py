@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,9 +20,10 @@ from headrace.serve.answering import DIRECT_SEND
 from headrace.serve.body import read_body
 from headrace.serve.connection import while_connected
 from headrace.serve.context import ServerContext
-from headrace.serve.errors import ApiError, error_response
+from headrace.serve.errors import ApiError, count_refusal, error_response
 from headrace.serve.messages import routes as message_routes
 from headrace.serve.messages.errors import error_body as message_error_body
+from headrace.serve.query import check_query
 from headrace.serve.responses import routes as response_routes
 
 Getter = Callable[[ServerContext, Request], Awaitable[Response]]
@@ -43,11 +44,17 @@ GET_ROUTES: dict[str, Getter] = {
     "/v1/models": probe_routes.list_models,
     "/v1/models/{model:path}": probe_routes.show_model,
 }
-POST_ROUTES: dict[str, Poster] = {
+# Query parameters of GET routes that take some.
+QUERY_PARAMETERS: dict[str, tuple[str, ...]] = {"/cache": ("max_nodes",)}
+# Requests for answers: those that are refused are counted.
+ANSWER_ROUTES: dict[str, Poster] = {
     "/v1/completions": generation_routes.create_completion,
     "/v1/chat/completions": generation_routes.create_chat_completion,
     "/v1/responses": response_routes.create_response,
     "/v1/messages": message_routes.create_message,
+}
+POST_ROUTES: dict[str, Poster] = {
+    **ANSWER_ROUTES,
     "/v1/messages/count_tokens": message_routes.count_tokens,
     "/cache/reset": cache_routes.reset_cache,
     "/cache/explain": cache_routes.explain_cache,
@@ -76,11 +83,12 @@ def build_app(context: ServerContext) -> ASGIApp:
 
 
 def _build_router(context: ServerContext) -> Starlette:
-    routes = [Route(path, _get(context, handler, is_open=True)) for path, handler in OPEN_ROUTES.items()]
-    routes += [Route(path, _get(context, handler, is_open=False)) for path, handler in GET_ROUTES.items()]
+    routes = [
+        Route(path, _get(context, handler, path in OPEN_ROUTES, QUERY_PARAMETERS.get(path, ())))
+        for path, handler in {**OPEN_ROUTES, **GET_ROUTES}.items()
+    ]
     routes += [
-        Route(path, _post(context, handler, ERROR_BODIES.get(path, ApiError.body)), methods=["POST"])
-        for path, handler in POST_ROUTES.items()
+        Route(path, _post(context, handler, path), methods=["POST"]) for path, handler in POST_ROUTES.items()
     ]
     router = Starlette(
         routes=routes, middleware=_middleware(context), exception_handlers={HTTPException: _on_http_error}
@@ -89,11 +97,12 @@ def _build_router(context: ServerContext) -> Starlette:
     return router
 
 
-def _get(context: ServerContext, handler: Getter, is_open: bool) -> Endpoint:
+def _get(context: ServerContext, handler: Getter, is_open: bool, known: Sequence[str]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             if not is_open:
                 _check_key(context, request)
+            check_query(request, known)
             return await handler(context, request)
         except Exception as error:
             return error_response(error)
@@ -101,13 +110,17 @@ def _get(context: ServerContext, handler: Getter, is_open: bool) -> Endpoint:
     return endpoint
 
 
-def _post(context: ServerContext, handler: Poster, error_body: Callable[[ApiError], Any]) -> Endpoint:
+def _post(context: ServerContext, handler: Poster, path: str) -> Endpoint:
+    error_body = ERROR_BODIES.get(path, ApiError.body)
+
     async def endpoint(request: Request) -> Response:
         try:
             _check_key(context, request)
             body = await read_body(request, context.config.max_body_bytes)
             return await while_connected(request.receive, _run(context, handler, request, body))
         except Exception as error:
+            if path in ANSWER_ROUTES:
+                count_refusal(context.llm.metrics, error)
             return error_response(error, error_body)
 
     return endpoint

@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from headrace.errors import CapacityError, EngineDeadError, HeadraceError, RequestError
+from headrace.observe.metrics import ServingMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +49,15 @@ class ApiError(Exception):
         message = self.message.encode("utf-8", "replace").decode()
         return message if len(message) <= _MAX_MESSAGE_CHARS else message[:_MAX_MESSAGE_CHARS] + " …"
 
+    @property
+    def kind(self) -> str:
+        """The type that OpenAI's error object has."""
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
         message = self.shown_message()
-        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
 def bad_request(message: str, param: str | None = None, *, code: str = "invalid_value") -> ApiError:
@@ -79,6 +84,15 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(503, str(error), code="engine_not_loaded")
     logger.error("a request failed by a fault of the server", exc_info=error)
     return ApiError(500, f"the server failed on this request ({type(error).__name__})", code="internal_error")
+
+
+def count_refusal(metrics: ServingMetrics, error: Exception) -> None:
+    """Count a request for an answer that ended with ``error``, if it was refused: by our checks, the engine's or the
+    core's. What the engine failed on has answers that are counted as ended, and a client that left is no refusal."""
+    if isinstance(error, ApiError | RequestError):
+        refusal = api_error(error)
+        if refusal.status != 500:
+            metrics.count_refusal(refusal.code or refusal.kind)
 
 
 def error_response(error: Exception, body_of: Callable[[ApiError], Any] = ApiError.body) -> Response:

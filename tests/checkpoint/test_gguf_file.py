@@ -109,7 +109,7 @@ def test_missing_and_empty_files(tmp_path: Path, write: Write) -> None:
         GGUFFile.open(tmp_path / "absent.gguf")
     with pytest.raises(CheckpointError, match="cannot be read"):
         GGUFFile.open(tmp_path)
-    assert "is empty" in open_error(write, b"")
+    assert "has 0 bytes, too few for a GGUF file" in open_error(write, b"")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from triton_timing import compiling_only  # of benchmarks/kernels
 
 from headrace.kernels.triton import decode_stack, warmup
-from headrace.kernels.triton.model_widths import ModelWidths, PackedForm
+from headrace.kernels.triton.model_widths import LayerForms, ModelWidths, PackedForm
 from headrace.kernels.triton.rank_exchange import RankExchange, Ranks
 
 NUM_PROGRAMS = 132
@@ -33,7 +33,7 @@ def compile_stack(
     """Of two layers, with query and key norms and, of weights that are not packed, a bias."""
     widths = ModelWidths(
         hidden, inner, *heads, vocab_size=1, block_size=16, dtype=torch.bfloat16, has_qk_norm=True,
-        has_qkv_bias=packed is None, num_layers=2, packed=packed,
+        has_qkv_bias=packed is None, num_layers=2, layer_forms=(LayerForms.all_in(packed),),
     )  # fmt: skip
     table = torch.empty(num_ranks, dtype=torch.int64, device="meta")
     exchange = RankExchange(Ranks(num_ranks, num_ranks - 1), table, table, NUM_PROGRAMS)

@@ -39,7 +39,13 @@ def test_programs_that_compile(program: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "count"), [("compile_stack.py", 7), ("compile_packed.py", 5), ("compile_attention.py", 4)]
+    ("program", "count"),
+    [
+        ("compile_stack.py", 7),
+        ("compile_packed.py", 5),
+        ("compile_few_rows.py", 4),
+        ("compile_attention.py", 4),
+    ],
 )
 def test_gluon_compiles(program: str, count: int) -> None:
     """It changes from one version of Triton to the next, and no other test without a GPU compiles these kernels."""

@@ -14,7 +14,7 @@ from headrace.kernels.quantized_cache import KV_FORMATS
 from headrace.kernels.triton import attention, packed_warmup, warmup
 from headrace.kernels.triton.attention_tiles import LaunchShape, short_launch
 from headrace.kernels.triton.linear_packed import linear_packed
-from headrace.kernels.triton.model_widths import ModelWidths, PackedForm
+from headrace.kernels.triton.model_widths import LayerForms, ModelWidths, PackedForm
 from headrace.kernels.triton.warmup import decode_calls, first_token_calls, warm_up
 from headrace.kernels.triton.warmup_caches import small_caches
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
@@ -72,7 +72,12 @@ def test_packed_weights_have_their_own_kernels(monkeypatch: pytest.MonkeyPatch) 
     form = PackedForm(4, 32, has_minimums=True)
     for packed in (form, PackedForm(8, None, has_minimums=False)):
         widths = dataclasses.replace(
-            WIDTHS, packed=packed, packed_vocabulary=PackedForm(8, 32, False), has_qkv_bias=True, num_layers=2
+            WIDTHS,
+            layer_forms=(LayerForms.all_in(packed),),
+            embedding_form=PackedForm(8, 32, False),
+            head_form=PackedForm(8, 32, False),
+            has_qkv_bias=True,
+            num_layers=2,
         )
         asked.clear()
         first, decode = first_token_calls(widths, DEVICE), decode_calls(widths, DEVICE)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,41 @@ def test_quantized_checkpoints_are_left_to_their_method(tmp_path: Path) -> None:
     weights = open_weights(write_folder(tmp_path, settings, tensors | packed), arch)
     data = weights.get(QUERY.replace("weight", "qweight"))
     assert data.tensor is not None and data.tensor.dtype == torch.int32
+
+
+def weights_file(source: ModelSource) -> Path:
+    """The one file that holds the tensors."""
+    return source.path if source.kind == "gguf" else source.path / "model.safetensors"
+
+
+def test_a_file_that_was_cut_is_refused_before_anything_is_read(source: ModelSource) -> None:
+    file = weights_file(source)
+    os.truncate(file, file.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match="it was cut off"):
+        open_weights(source, ARCH)
+
+
+@pytest.mark.parametrize("reads_before", [False, True])
+def test_a_file_that_is_cut_after_its_header_was_read(source: ModelSource, reads_before: bool) -> None:
+    """To touch the lost bytes would end the process."""
+    file = weights_file(source)
+    weights = open_weights(source, ARCH)
+    if reads_before:  # and so mapped
+        weights.get("model.norm.weight")
+    num_bytes = file.stat().st_size
+    os.truncate(file, 4096)
+    with pytest.raises(CheckpointError, match=f"was changed .* it had {num_bytes} bytes and has 4096"):
+        weights.get(QUERY)
+
+
+def test_a_file_that_is_overwritten_in_place_does_not_become_half_of_a_model(source: ModelSource) -> None:
+    file = weights_file(source)
+    weights = open_weights(source, ARCH)
+    for name in weights.names():
+        weights.get(name)
+    with file.open("r+b") as opened:
+        opened.seek(-4, os.SEEK_END)
+        opened.write(b"\1\2\3\4")
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))  # a clock may be coarser than this test is fast
+    with pytest.raises(CheckpointError, match="was changed while it was being read"):
+        weights.finish()

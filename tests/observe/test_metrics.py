@@ -61,6 +61,16 @@ def test_answers_without_tokens_have_no_latency() -> None:
     assert found["vllm:request_success_total finished_reason=abort"] == 2
 
 
+def test_refusals_are_told_apart_by_their_code() -> None:
+    metrics = ServingMetrics()
+    assert samples(metrics)["vllm:request_refused_total code=queue_full"] == 0
+    for code in ("queue_full", "queue_full", "no_token_allowed"):
+        metrics.count_refusal(code)
+    found = samples(metrics)
+    assert found["vllm:request_refused_total code=queue_full"] == 2
+    assert found["vllm:request_refused_total code=no_token_allowed"] == 1
+
+
 def test_state_of_the_core() -> None:
     metrics = ServingMetrics()
     metrics.core_stats = {

@@ -283,8 +283,8 @@ def test_other_weights_have_graphs_of_their_own(tmp_path: Path, monkeypatch: pyt
         small_steps: GraphedSteps = worker._runner.small_steps
         return small_steps
 
-    monkeypatch.setattr(worker, "_graphed_steps", graphed)
-    worker._max_graph_tokens = MAX_TOKENS
+    monkeypatch.setattr(worker._forms, "_graphed_steps", graphed)
+    worker._forms.max_graph_tokens = MAX_TOKENS
     old = [weakref.ref(worker._runner.small_steps), weakref.ref(worker._model)]
     replays = worker._runner.small_steps._replays
     gc.disable()  # on a GPU their memory is wanted at once

@@ -167,7 +167,7 @@ def test_while_a_graph_is_captured(tmp_path: Path) -> None:
     core = build_engine_core(config(tmp_path))
     worker = core.executor._worker
     add_small_steps(worker, 4)
-    worker._runner.small_steps._capture = worker._booked(fail)
+    worker._runner.small_steps._capture = worker._forms._booked(fail)
     with pytest.raises(EngineDeadError, match="no memory left for graphs"):
         run(core)
 

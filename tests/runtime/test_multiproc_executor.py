@@ -78,7 +78,9 @@ def test_a_killed_rank_ends_the_engine(folder: Path) -> None:
     progress: list[tuple[str, float]] = []
     core = build_engine_core(config(folder), lambda stage, share: progress.append((stage, share)))
     assert isinstance(core.executor, MultiprocExecutor)
-    assert progress[-1] == ("loading weights", 1.0)
+    stages = dict(progress)  # the last share of each, in order
+    assert list(stages) == ["meeting the other ranks", "loading weights", "making room for KV blocks"]
+    assert stages["loading weights"] == 1.0
     reports = core.executor.rank_reports()
     assert len(reports) == 2 and all(report.num_kv_blocks == 64 for report in reports)
     assert sum(report.weight_bytes_read for report in reports) > 0
@@ -120,6 +122,24 @@ def test_a_rank_that_fails_to_replace_its_weights_ends_all(folder: Path, tmp_pat
     with pytest.raises(EngineDeadError):
         core.step()
     core.shutdown()
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_while_loading(folder: Path) -> None:
+    """Not before it has begun: that takes as long as importing torch does."""
+    stopped: list[int] = []
+
+    def stop_the_second(stage: str, share: float) -> None:
+        if not stopped:
+            threads = Path("/proc/self/task").glob("*/children")
+            stopped.append(max(int(pid) for thread in threads for pid in thread.read_text().split()))
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    start_s = time.monotonic()
+    with pytest.raises(EngineDeadError, match=r"rank 1 has come no further .*rank_load_timeout_s \(12\)"):
+        MultiprocExecutor(config(folder, rank_load_timeout_s=12.0), stop_the_second)
+    assert 12 < time.monotonic() - start_s < 40
+    assert stopped and not is_alive(stopped[0])
 
 
 @pytest.mark.slow

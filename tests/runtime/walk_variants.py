@@ -29,6 +29,7 @@ from headrace.layers.context import LayerContext
 from headrace.loader.base import open_weights
 from headrace.models.registry import build_model
 from headrace.parallel.state import ParallelState
+from headrace.quant.precision import Precision
 from headrace.runtime.cuda_graph import BUCKETS, GraphedSteps
 from headrace.runtime.kernel_warmup import widths_of
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for
@@ -77,7 +78,11 @@ def noting(variants: Variants):
 
 
 def make_runner(
-    folder: Path, dtype: torch.dtype, kv_dtype: torch.dtype | KVFormats, parallel: ParallelState
+    folder: Path,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | KVFormats,
+    parallel: ParallelState,
+    precision: Precision,
 ) -> tuple[ModelRunner, Any]:
     """A model of Triton's ops on the CPU, its runner with graphs that are not captured, its architecture."""
     source = resolve_model(str(folder))
@@ -90,6 +95,7 @@ def make_runner(
         arena=Arena(CPU),
         max_model_len=MAX_LEN,
         parallel=parallel,
+        precision=precision,
     )
     model = build_model(arch, context)
     specs = kv_cache_specs_for(arch.layer_windows, model.num_kv_heads, arch.head_dim, BLOCK, kv_dtype)
@@ -156,10 +162,11 @@ def steps(runner: ModelRunner, num_groups: int, prompts: list[int], params: Samp
 def main() -> None:
     folder, size, dtype = Path(sys.argv[1]), int(sys.argv[2]), torch.bfloat16
     kv_dtype = KV_FORMATS.get(sys.argv[3], dtype)
+    precision = Precision.parse(sys.argv[4], sys.argv[5])
     parallel = ParallelState(0, size, Silent()) if size > 1 else ParallelState()
     warm, stepped = Variants(), Variants()
     with compiling_only(), torch.inference_mode():
-        runner, arch = make_runner(folder, dtype, kv_dtype, parallel)
+        runner, arch = make_runner(folder, dtype, kv_dtype, parallel, precision)
         widths = widths_of(
             arch,
             num_heads=arch.num_attention_heads // size,
@@ -170,6 +177,7 @@ def main() -> None:
             is_whole=size == 1,
             kv_dtype=kv_dtype,
             num_slices=size,
+            precision=precision,
         )
         with noting(warm):
             for make in (first_token_calls, decode_calls):

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.config import EngineConfig
 from headrace.core.kv_cache_spec import KVCacheSpec
-from headrace.core.output import EngineCoreOutput, EngineCoreRequest
+from headrace.core.output import EngineCoreOutput, EngineCoreRequest, ErrorKind
 from headrace.engine.assemble import assemble
 from headrace.engine.engine_core import EngineCore
 from headrace.engine.front_end import FrontEnd
@@ -44,6 +44,28 @@ class FailsOne(NullCore):
 
 def fails_one(config: EngineConfig, prompt_length: int, progress: object = None) -> FailsOne:
     return FailsOne(config, prompt_length)
+
+
+class RefusesLate(NullCore):
+    """Finds in the fifth step of an answer that its request was wrong."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config, TOKENS, step_s=0.02)
+
+    def step(self) -> list[EngineCoreOutput]:
+        done = {key: sequence.num_done for key, sequence in self._running.items()}
+        outputs = super().step()
+        for output in outputs:
+            if done.get((output.request_id, output.child_index)) == 4:
+                self.abort_requests([output.request_id])
+                output.finish_reason, output.message = "error", "no token is allowed here"
+                output.refusal = ErrorKind("GrammarError", "bad_words", "no_token_allowed")
+                output.new_token_ids = []
+        return outputs
+
+
+def refuses_late(config: EngineConfig, progress: object = None) -> RefusesLate:
+    return RefusesLate(config)
 
 
 class Parrot(NullCore):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 import time
@@ -201,11 +202,46 @@ def test_full_queue_is_429_for_streams_too(launch: Launch) -> None:
         answer = server.complete("Hi", stream=stream)
         assert answer.status_code == 429 and answer.json()["error"]["code"] == "queue_full"
         assert answer.headers["retry-after"] == "1"
+    assert refusals(server, "queue_full") == 2
     assert server.complete(["a", "b"]).status_code == 429
+    assert refusals(server, "queue_full") == 3
     assert server.complete(["a", "b", "c"]).status_code == 400  # would never fit
     for raw in held:
         raw.close()
     server.wait_metric("num_requests_running", 0)
+
+
+def refusals(server: LaunchedServer, code: str) -> float:
+    """Requests that /metrics says were refused with a code."""
+    found = re.findall(
+        rf'^vllm:request_refused_total{{.*code="{code}".*}} (\S+)$', server.http.get("/metrics").text, re.M
+    )
+    return sum(map(float, found))
+
+
+def test_refused_requests_are_counted_whoever_refuses_them(launch: Launch) -> None:
+    server = launch(factory="tests.serve.odd_cores:refuses_late", core={}).wait_ready()
+    assert refusals(server, "invalid_value") == 0 and server.metric("request_refused_total") == 0
+    assert server.http.post("/v1/completions", content=b"{").status_code == 400
+    assert server.complete("Hi", prompts=1).status_code == 400
+    assert server.complete("Hi", temperature=-1).status_code == 400
+    assert server.complete([5] * 9000).status_code == 400
+    assert server.chat("Hi", model="another").status_code == 404
+    assert server.http.post("/tokenize", json={}).status_code == 400  # asks for no answer
+    codes = (
+        "invalid_json",
+        "unknown_field",
+        "invalid_request_error",
+        "context_length_exceeded",
+        "model_not_found",
+    )
+    assert [refusals(server, code) for code in codes] == [1] * 5
+    assert server.complete("Hi", max_tokens=20).status_code == 400  # by the core, in a step
+    assert refusals(server, "no_token_allowed") == 1
+    answer = server.complete("Hi", max_tokens=20, stream=True)  # when the stream has begun
+    assert answer.status_code == 200 and "no token is allowed here" in answer.text
+    assert refusals(server, "no_token_allowed") == 2
+    assert server.metric("request_refused_total") == 7 and server.metric("request_success_total") == 0
 
 
 def test_second_server_on_a_port_is_told_so(launch: Launch) -> None:

@@ -1,4 +1,4 @@
-"""linear: an own kernel for one row, where reading the weights is all the work; cuBLAS for more."""
+"""linear: own kernels for one row and, on Hopper, for a few, where reading the weights is all the work; else cuBLAS."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from headrace.kernels.triton.few_rows import few_rows, few_rows_shape, takes_few_rows
 from headrace.kernels.triton.launch import launch_options
 from headrace.kernels.triton.linear_kernels import LinearConfig, gemv_kernel
 
@@ -31,6 +32,10 @@ def linear(
         return
     if num_rows == 1 and is_aligned(x, weight):
         gemv(x, weight, bias, out, col)
+        return
+    shape = few_rows_shape(num_rows, *weight.shape) if takes_few_rows(x, weight) else None
+    if shape is not None:
+        few_rows(x, weight, bias, out, col, shape)
     else:
         cublas(x, weight, bias, out, col)
 

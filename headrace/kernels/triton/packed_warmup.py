@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from headrace.kernels.triton.embedding import gather_rows
 from headrace.kernels.triton.linear_packed import (
     MAX_TILED_ROWS,
     Shape,
@@ -27,35 +28,47 @@ _NUM_OUTPUTS = 16
 def packed_calls(
     widths: ModelWidths, device: torch.device, num_rows: Sequence[int]
 ) -> dict[str, Callable[[], object]]:
-    """Linears of so many rows that differ from each other; none where weights are not packed."""
-    form = widths.packed
-    if form is None:
-        return {}
-    calls: dict[tuple[Shape, int, bool], Callable[[], object]] = {}
-    for sizes in (widths.gate_up, widths.down, widths.qkv, widths.output):
-        has_bias = sizes == widths.qkv and widths.has_qkv_bias
+    """Linears of so many rows that differ from each other, in each form; none where weights are not packed."""
+    calls: dict[tuple[int, PackedForm, Shape, bool], Callable[[], object]] = {}
+    for product in widths.products:
+        form, has_bias, num_inputs = product.form, product.has_bias, product.num_inputs
+        if form is None:
+            continue
+        sizes = (product.num_outputs, num_inputs)
         for count in num_rows:
             shape = _shape(form, sizes, count, widths.dtype)
-            calls[shape, sizes[1], has_bias] = partial(
+            calls[num_inputs, form, shape, has_bias] = partial(
                 _product, form, sizes, count, has_bias, widths.dtype, device, shape, widths.dtype
             )
-    return {f"packed linear of {key[1]}, {key[0]}, bias {key[2]}": call for key, call in calls.items()}
+    return {
+        f"packed linear of {num_inputs}, {form}, {shape}, bias {has_bias}": call
+        for (num_inputs, form, shape, has_bias), call in calls.items()
+    }
 
 
 def packed_vocabulary_calls(widths: ModelWidths, device: torch.device) -> dict[str, Callable[[], object]]:
-    """The embedding, and the head of one row, in place of the dense ones of these names."""
-    form = widths.packed_vocabulary
-    if form is None:
-        return {}
+    """The embedding, and the head of one row, in place of the dense ones of these names, and what those had beside."""
+    calls: dict[str, Callable[[], object]] = {}
+    if (form := widths.head_form) is not None:
+        shape = _shape(form, widths.head, 1, widths.dtype)
+        calls["head"] = partial(
+            _product, form, widths.head, 1, False, widths.dtype, device, shape, torch.float32
+        )
+    if widths.embedding_form is not None:
+        calls["embedding"] = partial(_embed, widths.embedding_form, widths, device)
+        calls["gather_rows"] = partial(_gather, widths, device)  # whose kernel is a dense embedding's, too
+    return calls
 
-    def embed() -> None:
-        ids = torch.zeros(1, dtype=torch.int64, device=device)
-        out = torch.empty((1, widths.hidden_size), dtype=widths.dtype, device=device)
-        embedding_packed(ids, _few_outputs(form, widths.hidden_size, device), out)
 
-    shape = _shape(form, widths.head, 1, widths.dtype)
-    head = partial(_product, form, widths.head, 1, False, widths.dtype, device, shape, torch.float32)
-    return {"head": head, "embedding": embed}
+def _embed(form: PackedForm, widths: ModelWidths, device: torch.device) -> None:
+    ids = torch.zeros(1, dtype=torch.int64, device=device)
+    out = torch.empty((1, widths.hidden_size), dtype=widths.dtype, device=device)
+    embedding_packed(ids, _few_outputs(form, widths.hidden_size, device), out)
+
+
+def _gather(widths: ModelWidths, device: torch.device) -> None:
+    rows = torch.empty((1, widths.hidden_size), dtype=widths.dtype, device=device)
+    gather_rows(rows, torch.zeros(1, dtype=torch.int64, device=device), torch.empty_like(rows))
 
 
 def _shape(form: PackedForm, sizes: tuple[int, int], count: int, dtype: torch.dtype) -> Shape:

@@ -7,6 +7,7 @@ widths, so nothing here knows which kernels an op launches.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,13 +30,15 @@ from headrace.kernels.triton.decode_stack import (
     DecodeStack,
     LayerTensors,
     Matrix,
+    is_packed,
     num_programs_of,
     ring_tiles,
 )
 from headrace.kernels.triton.embedding import embedding
+from headrace.kernels.triton.few_rows import WARM_ROWS, compile_few_rows, few_rows_shape, suits_few_rows
 from headrace.kernels.triton.fused import gated_linear, norm_linear
 from headrace.kernels.triton.linear import gemv_shape, linear
-from headrace.kernels.triton.model_widths import ModelWidths
+from headrace.kernels.triton.model_widths import ModelWidths, PackedForm, Product
 from headrace.kernels.triton.norm import add_rms_norm, rms_norm
 from headrace.kernels.triton.packed_warmup import (
     DECODE_ROWS,
@@ -121,9 +124,9 @@ def decode_calls(
     calls = make.decode_attention_calls()
     if widths.has_stack:
         calls["decode_stack"] = lambda: compile_stack(widths, exchange)
-    if widths.packed is None:
-        calls |= make.linear_calls()
-        calls |= make.fused_calls()
+    calls |= make.linear_calls()
+    calls |= make.few_rows_calls()
+    calls |= make.fused_calls()
     calls |= packed_calls(widths, device, DECODE_ROWS)
     calls["drawing"] = make.draw
     return calls
@@ -132,7 +135,7 @@ def decode_calls(
 def compile_stack(widths: ModelWidths, exchange: RankExchange | None = None) -> None:
     """A decode stack's kernel, without memory for one. Packed weights that the ring's tiles do not suit have none."""
     layer = _layer_of(widths)
-    if widths.packed is not None:
+    if is_packed(layer):
         num_programs = num_programs_of(layer.k_cache.device, exchange)
         if ring_tiles(layer, num_programs) is None:
             return
@@ -143,24 +146,21 @@ def compile_stack(widths: ModelWidths, exchange: RankExchange | None = None) -> 
 def _layer_of(widths: ModelWidths) -> LayerTensors:
     empty = partial(torch.empty, dtype=widths.dtype, device="meta")
 
-    def matrix(sizes: tuple[int, int]) -> Matrix:
-        return (
-            empty(sizes)
-            if widths.packed is None
-            else empty_matrix(widths.packed, sizes, torch.device("meta"))
-        )
+    def matrix(sizes: tuple[int, int], form: PackedForm | None) -> Matrix:
+        return empty(sizes) if form is None else empty_matrix(form, sizes, torch.device("meta"))
 
     norm = torch.empty(widths.hidden_size, dtype=torch.float32, device="meta")
     head_norm = (
         torch.empty(widths.head_dim, dtype=torch.float32, device="meta") if widths.has_qk_norm else None
     )
+    (forms,) = widths.layer_forms
     blocks = empty((1, widths.num_layers, 2, widths.num_kv_heads, widths.block_size, widths.head_dim))
     return LayerTensors(
-        qkv=matrix(widths.qkv),
+        qkv=matrix(widths.qkv, forms.q_proj),
         bias=empty(widths.qkv[0]) if widths.has_qkv_bias else None,
-        output=matrix(widths.output),
-        gate_up=matrix(widths.gate_up),
-        down=matrix(widths.down),
+        output=matrix(widths.output, forms.o_proj),
+        gate_up=matrix(widths.gate_up, forms.gate_proj),
+        down=matrix(widths.down, forms.down_proj),
         norm_1=norm,
         norm_2=norm,
         q_norm=head_norm,
@@ -210,24 +210,44 @@ class _Maker:
         )
 
     def linear_calls(self) -> dict[str, Call]:
-        """Linears of one row that differ from each other; more rows are the library's."""
-        widths = self._widths
+        """Linears of one row that differ from each other."""
         shapes: dict[Any, tuple[int, int, bool]] = {}
-        for sizes in (widths.qkv, widths.output, widths.gate_up, widths.down):
-            has_bias = sizes == widths.qkv and widths.has_qkv_bias
-            shapes[gemv_shape(*sizes), sizes[1], has_bias] = (*sizes, has_bias)
+        for product in self._widths.products:
+            if product.form is None:
+                sizes, has_bias = (product.num_outputs, product.num_inputs), product.has_bias
+                shapes[gemv_shape(*sizes), sizes[1], has_bias] = (*sizes, has_bias)
         return {
             f"linear of {num_inputs} to {num_outputs}": partial(
-                self.linear, 1, num_outputs, num_inputs, has_bias, widths.dtype
+                self.linear, 1, num_outputs, num_inputs, has_bias, self._widths.dtype
             )
             for num_outputs, num_inputs, has_bias in shapes.values()
         }
 
+    def few_rows_calls(self) -> dict[str, Call]:
+        """Linears of a few rows whose kernels differ from each other; more rows are the library's."""
+        widths = self._widths
+        head = Product(*widths.head, False, widths.head_form)
+        linears = [(product, widths.dtype) for product in widths.products] + [(head, torch.float32)]
+        calls: dict[str, Call] = {}
+        for num_rows, (product, out_dtype) in itertools.product(WARM_ROWS, linears):
+            sizes, has_bias = (product.num_outputs, product.num_inputs), product.has_bias
+            shape = few_rows_shape(num_rows, *sizes)
+            if product.form is None and shape is not None and suits_few_rows(widths.dtype):
+                calls[f"{shape}, {out_dtype}, bias {has_bias}"] = partial(
+                    compile_few_rows, num_rows, sizes, widths.dtype, out_dtype, has_bias=has_bias
+                )
+        return calls
+
     def fused_calls(self) -> dict[str, Call]:
-        """What optimized plans have in place of other ops, where layers are no stack."""
-        if self._widths.has_stack:
-            return {}
-        return {"norm_linear": self.norm_linear, "gated_linear": self.gated_linear}
+        """What optimized plans have in place of other ops, where layers are no stack and these linears dense."""
+        widths, calls = self._widths, dict[str, Call]()
+        if widths.has_stack:
+            return calls
+        if any(forms.qkv == (None, None, None) for forms in widths.layer_forms):
+            calls["norm_linear"] = self.norm_linear
+        if any(forms.gate_up == (None, None) for forms in widths.layer_forms):
+            calls["gated_linear"] = self.gated_linear
+        return calls
 
     def norm_linear(self) -> None:
         num_outputs, num_inputs = self._widths.qkv
