@@ -38,6 +38,8 @@ _MAX_SPLITS = 32
 _ALIGNMENT = 16
 _RING_ARCH = 80
 """From here on copies into shared memory run beside the program, and products take bf16."""
+_PACKED_RING_ARCH = 90
+"""From here on a group of warps can have registers of its own."""
 _OTHER_BYTES = 14 << 10
 """Of shared memory, for what the ring's kernel passes between threads."""
 
@@ -237,11 +239,10 @@ def ring_tiles(layer: LayerTensors, num_programs: int) -> RingConfig | None:
     num_bytes = max_shared_bytes(numbers_of(layer.qkv).device) - _OTHER_BYTES
     packed = [matrix for matrix in layer.matrices if isinstance(matrix, WordMatrix)]
     if packed:
-        dtype = layer.k_cache.dtype
+        if architecture() < _PACKED_RING_ARCH:
+            return None
         return (
-            packed_ring_config(packed, outputs, inputs, dtype, num_programs, num_bytes)
-            if len(packed) == 4
-            else None
+            packed_ring_config(packed, outputs, inputs, num_programs, num_bytes) if len(packed) == 4 else None
         )
     return ring_config(outputs, inputs, num_programs, num_bytes)
 

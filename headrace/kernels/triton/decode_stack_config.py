@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import triton
+
+from headrace.kernels.triton.source_digest import digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class StackConfig:
     block_m: int
     block_keys: int
     max_splits: int
+    sources: str = field(default=digest_of(__file__), kw_only=True)
 
     @property
     def block_hidden(self) -> int:

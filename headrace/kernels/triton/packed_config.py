@@ -8,9 +8,10 @@ at once where tensor cores take the weights.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.kernels.triton.source_digest import digest_of
 from headrace.kernels.triton.word_matrix import CHUNK_WORDS
 
 _SIGN_BYTES = 0x80808080 - (1 << 32)
@@ -34,6 +35,7 @@ class PackedConfig:
     has_minimums: bool
     has_bias: bool
     num_splits: int = 1
+    sources: str = field(default=digest_of(__file__), kw_only=True)
 
     @property
     def num_planes(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-import torch
+import triton
 from triton.experimental.gluon import language as gl
 
+from headrace.kernels.triton import row_of_codes, weight_ring
 from headrace.kernels.triton.row_of_codes import product_ptx
+from headrace.kernels.triton.source_digest import digest_of
 from headrace.kernels.triton.weight_ring import NUM_WARPS, RingConfig
 from headrace.kernels.triton.word_matrix import CHUNK_WORDS, WordMatrix
 
@@ -18,6 +20,8 @@ GROUP = 32
 """Inputs whose sum a column has; scales are of as many or of multiples."""
 CHUNK = 8 * CHUNK_WORDS
 """Inputs of a chunk of words."""
+COPY_WARPS, COPY_REGISTERS = 4, 56
+"""That copy tiles, besides those that multiply; and of each of their threads."""
 _TILE_COST = 16384
 """What taking a tile costs besides, in numbers multiplied."""
 
@@ -30,7 +34,6 @@ class PackedRingConfig(RingConfig):
     scale_bytes: of one scale.
     strides: of each matrix's scales, from one group's to the next.
     scales_after, minimums_after: bytes from where each matrix's words begin to its scales and minimums.
-    number: "bf16" or "fp16", of x.
     """
 
     group: int = GROUP
@@ -39,7 +42,9 @@ class PackedRingConfig(RingConfig):
     strides: tuple[int, ...] = ()
     scales_after: tuple[int, ...] = ()
     minimums_after: tuple[int, ...] = ()
-    number: str = "bf16"
+    sources: str = field(
+        default=digest_of(__file__, row_of_codes.__file__, weight_ring.__file__), kw_only=True
+    )
 
     @property
     def is_packed(self) -> bool:
@@ -56,14 +61,35 @@ class PackedRingConfig(RingConfig):
         return self.num_rows // BAND
 
     @property
-    def vectors(self) -> int:
-        """Of 16 bytes that a thread copies and multiplies: two rows of each band and chunk."""
-        return 2 * self.bands * self.chunks
+    def blocks(self) -> int:
+        """Of a band and a chunk, that a warp multiplies of a tile."""
+        return self.bands * self.chunks
+
+    @property
+    def lane_rows(self) -> int:
+        """Neighbouring rows whose numbers a thread has; in each band two, 8 apart for the matrix units."""
+        return 2 * self.bands
+
+    @property
+    def piece_rows(self) -> int:
+        """Of a tile, that threads copy at once."""
+        return COPY_WARPS * 128 // (self.block_k // 8)
 
     @property
     def groups(self) -> int:
         """Of 32 inputs that a warp has of a tile, 4 or 8."""
         return self.chunks * CHUNK // GROUP
+
+    @property
+    def row_rounds(self) -> int:
+        """Of ``block_k`` inputs, for which there is room: as many as a product has, or a norm's power of two."""
+        padded = triton.next_power_of_2(self.inputs[0]) // self.block_k
+        return int(max(padded, *(self.rounds(part) for part in range(4))))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a product's inputs, in digits."""
+        return self.row_rounds * self.block_k // GROUP * (2 * GROUP + (8 if self.has_minimums else 4))
 
     @property
     def slot_bytes(self) -> int:
@@ -74,24 +100,24 @@ class PackedRingConfig(RingConfig):
     @property
     def product_ptx(self) -> str:
         """See ``row_of_codes``."""
-        return product_ptx(self.chunks, self.bands, self.number, self.has_minimums)
+        return product_ptx(self.chunks, self.bands, self.has_minimums)
 
     @property
     def product_constraints(self) -> str:
         """Of the operands of ``product_ptx``."""
-        return ",".join(["=&f"] * 4 * (self.bands + 1) + ["r"] * (4 * self.vectors + 8))
+        operands = 2 * self.blocks + self.chunks + 1
+        return ",".join(["=&f"] * 4 * self.blocks + ["r"] * 4 * operands)
 
     @property
     def product_types(self) -> tuple[gl.dtype, ...]:
         """Of its results."""
-        return (gl.float32,) * (self.bands + 1)
+        return (gl.float32,) * self.blocks
 
 
 def packed_ring_config(
     matrices: Sequence[WordMatrix],
     outputs: Sequence[int],
     inputs: Sequence[int],
-    dtype: torch.dtype,
     num_programs: int,
     num_bytes: int,
 ) -> PackedRingConfig | None:
@@ -124,9 +150,8 @@ def packed_ring_config(
             tuple(matrix.scales.stride(0) for matrix in matrices),
             tuple(matrix.scales_after for matrix in matrices),
             tuple(matrix.minimums_after for matrix in matrices),
-            "bf16" if dtype == torch.bfloat16 else "fp16",
         )
-        num_slots = (num_bytes - 2 * config.block_inputs) // config.slot_bytes
+        num_slots = (num_bytes - config.row_bytes) // config.slot_bytes
         if num_slots >= 3 and all(n % config.lines(part) == 0 for part, n in enumerate(outputs)):
             configs.append(replace(config, num_slots=num_slots))
     return min(configs, key=lambda config: _work(config, num_programs), default=None)

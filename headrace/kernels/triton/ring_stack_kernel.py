@@ -13,8 +13,11 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from headrace.kernels.triton.digits_of_row import make_row, put_row, stage_row
 from headrace.kernels.triton.grid_wait import arrive, arrive_anywhere, wait_for, wait_for_all
-from headrace.kernels.triton.packed_ring import ask_packed, make_packed_ring, packed_product
+from headrace.kernels.triton.packed_copies import copy_tiles, make_packed_ring
+from headrace.kernels.triton.packed_ring import packed_product
+from headrace.kernels.triton.packed_ring_config import COPY_REGISTERS, COPY_WARPS
 from headrace.kernels.triton.ring_stack_attention import as_operands, attend_units, load_halves, load_unit
 from headrace.kernels.triton.stack_places import NUM_PLACES, Place
 from headrace.kernels.triton.weight_ring import (
@@ -29,6 +32,7 @@ from headrace.kernels.triton.weight_ring import (
 )
 
 _NUM_PLACES = gl.constexpr(NUM_PLACES)
+_COPY_WARPS, _COPY_REGISTERS = gl.constexpr(COPY_WARPS), gl.constexpr(COPY_REGISTERS)
 _K_CACHE, _V_CACHE = gl.constexpr(int(Place.K_CACHE)), gl.constexpr(int(Place.V_CACHE))
 _NORM_1, _NORM_2 = gl.constexpr(int(Place.NORM_1)), gl.constexpr(int(Place.NORM_2))
 _Q_NORM, _K_NORM = gl.constexpr(int(Place.Q_NORM)), gl.constexpr(int(Place.K_NORM))
@@ -70,7 +74,9 @@ def _total(part_ptrs, col, inside, SIZE: gl.constexpr):
 
 
 @gluon.jit
-def _norm(x_ptr, part_ptrs, has_parts, sum_ptr, weight, x_view, eps, C: gl.constexpr, SIZE: gl.constexpr):
+def _norm(
+    x_ptr, part_ptrs, has_parts, sum_ptr, weight, x_view, eps, C: gl.constexpr, R: gl.constexpr, SIZE: gl.constexpr
+):  # fmt: skip
     """x_view = (x + parts) * weight; 1 / rms of the sum, which is still to be applied. Program 0 stores the sum."""
     col = gl.arange(0, C.block_hidden, layout=ROW)
     inside = col < C.hidden
@@ -79,16 +85,23 @@ def _norm(x_ptr, part_ptrs, has_parts, sum_ptr, weight, x_view, eps, C: gl.const
     if gl.program_id(0) == 0:
         gl.store(sum_ptr + col, x, mask=inside)
     x = x.to(gl.float32)
-    x_view.slice(0, C.block_hidden).store((x * weight).to(x_view.dtype))
+    if R.is_packed:
+        put_row(x_view, x * weight, R)
+    else:
+        x_view.slice(0, C.block_hidden).store((x * weight).to(x_view.dtype))
     return gl.rsqrt(gl.sum(x * x, axis=0) / C.hidden + eps)
 
 
 @gluon.jit
-def _stage(x_ptr, x_view, LENGTH: gl.constexpr):
-    """x_view = x, zeros behind it."""
-    PADDED: gl.constexpr = triton.next_power_of_2(LENGTH)
-    col = gl.arange(0, PADDED, layout=ROW)
-    x_view.slice(0, PADDED).store(gl.load(x_ptr + col, mask=col < LENGTH, other=0.0))
+def _stage(x_ptr, x_view, PART: gl.constexpr, R: gl.constexpr):
+    """x_view = the inputs of a product, zeros behind them."""
+    if R.is_packed:
+        stage_row(x_view, x_ptr, PART, R)
+    else:
+        LENGTH: gl.constexpr = R.inputs[PART]
+        PADDED: gl.constexpr = triton.next_power_of_2(LENGTH)
+        col = gl.arange(0, PADDED, layout=ROW)
+        x_view.slice(0, PADDED).store(gl.load(x_ptr + col, mask=col < LENGTH, other=0.0))
 
 
 @gluon.jit
@@ -118,16 +131,10 @@ def _part_pointers(parts_ptr, hidden_ptr, place, C: gl.constexpr, X: gl.constexp
 @gluon.jit
 def _fill(weights_ptr, places_ptr, counts, dtype: gl.constexpr, C: gl.constexpr, R: gl.constexpr):
     """The ring with all its tiles asked for, and the place of the next."""
-    if R.is_packed:
-        ring = make_packed_ring(R)
-    else:
-        ring = make_ring(dtype, R)
+    ring = make_ring(dtype, R)
     place = first_place(gl.program_id(0) * 0, places_ptr, C)
     for _ in range(R.num_slots):
-        if R.is_packed:
-            ask_packed(ring, place, weights_ptr, C, R)
-        else:
-            ask_next(ring, place, weights_ptr, C, R)
+        ask_next(ring, place, weights_ptr, C, R)
         place = advance(place, counts, places_ptr, C, R)
     return ring, place
 
@@ -157,6 +164,32 @@ def ring_stack_kernel(
     counters: [3 + K]: this device's arrivals, what they and those of all ranks were before, a ticket for each KV head.
     parts, arrivals: [ranks] int64, addresses of each rank's [2, ranks, E] numbers and arrivals (``RankExchange``).
     """
+    vectors = (residual_ptr, hidden_ptr, spare_ptr, qkv_ptr, attended_ptr, act_ptr)
+    model = (weights_ptr, norms_ptr, cache_ptr, places_ptr, cos_sin_ptr)
+    token = (positions_ptr, slots_ptr, table_ptr, block_stride, scale, eps)
+    shared = (partials_ptr, log_sums_ptr, counters_ptr, parts_ptr, arrivals_ptr)
+    if R.is_packed:
+        ring, row = make_packed_ring(R), make_row(R)
+        gl.warp_specialize(
+            [
+                (_layers, (vectors, model, token, shared, ring, row, C, R, X)),
+                (copy_tiles, (ring, weights_ptr, places_ptr, C, R)),
+            ],
+            [_COPY_WARPS],
+            [_COPY_REGISTERS],
+        )
+    else:
+        x_view = gl.allocate_shared_memory(residual_ptr.dtype.element_ty, [R.block_inputs], FLAT)
+        _layers(vectors, model, token, shared, x_view, x_view, C, R, X)
+
+
+@gluon.jit
+def _layers(vectors, model, token, shared, ring, x_view, C: gl.constexpr, R: gl.constexpr, X: gl.constexpr):
+    """ring: where others fill it."""
+    residual_ptr, hidden_ptr, spare_ptr, qkv_ptr, attended_ptr, act_ptr = vectors
+    weights_ptr, norms_ptr, cache_ptr, places_ptr, cos_sin_ptr = model
+    positions_ptr, slots_ptr, table_ptr, block_stride, scale, eps = token
+    partials_ptr, log_sums_ptr, counters_ptr, parts_ptr, arrivals_ptr = shared
     position, slot = gl.load(positions_ptr), gl.load(slots_ptr)
     length = position.to(gl.int32) + 1
     cos, sin = load_halves(cos_sin_ptr + position * C.head_dim, C)
@@ -167,11 +200,13 @@ def ring_stack_kernel(
     second_outs, second_parts = _part_pointers(parts_ptr, hidden_ptr, 1, C, X)
     all_counters = _addresses(arrivals_ptr, 0, counters_ptr.dtype, X.size)
     dtype: gl.constexpr = residual_ptr.dtype.element_ty
-    x_view = gl.allocate_shared_memory(dtype, [R.block_inputs], FLAT)
-    counts = (count_tiles(0, R), count_tiles(1, R), count_tiles(2, R), count_tiles(3, R))
-    ring, place = _fill(weights_ptr, places_ptr, counts, dtype, C, R)
-    flow = (ring, x_view, counts, weights_ptr, places_ptr)
     taken = program * 0
+    if R.is_packed:
+        flow, place = (ring, x_view), taken
+    else:
+        counts = (count_tiles(0, R), count_tiles(1, R), count_tiles(2, R), count_tiles(3, R))
+        ring, place = _fill(weights_ptr, places_ptr, counts, dtype, C, R)
+        flow = (ring, x_view, counts, weights_ptr, places_ptr)  # type: ignore[assignment]
     k_ptr, v_ptr, bias_ptr, norm_1, norm_2, q_norm, k_norm = _pointers(
         weights_ptr, norms_ptr, cache_ptr, places_ptr, 0
     )
@@ -183,7 +218,9 @@ def ring_stack_kernel(
             q_1, q_2 = load_halves(q_norm, C)
             k_1, k_2 = load_halves(k_norm, C)
             norms = (q_1, q_2, k_1, k_2)
-        inverse_rms = _norm(residual_ptr, second_parts, layer > 0, spare_ptr, weight, x_view, eps, C, X.size)
+        inverse_rms = _norm(
+            residual_ptr, second_parts, layer > 0, spare_ptr, weight, x_view, eps, C, R, X.size
+        )
         weight = _norm_weight(norm_2, C)
         taken, place = _product(flow, taken, place, inverse_rms, bias_ptr, (qkv_ptr,), 0, 1, C, R)
 
@@ -199,11 +236,11 @@ def ring_stack_kernel(
         arrive(counters_ptr)
         arrived += num_programs
         wait_for(counters_ptr, arrived)
-        _stage(attended_ptr, x_view, R.inputs[1])
+        _stage(attended_ptr, x_view, 1, R)
         taken, place = _product(flow, taken, place, 1.0, bias_ptr, first_outs, 1, X.size, C, R)
 
         arrived, all_arrived = _meet(counters_ptr, all_counters, arrived, all_arrived, X)
-        inverse_rms = _norm(spare_ptr, first_parts, True, residual_ptr, weight, x_view, eps, C, X.size)
+        inverse_rms = _norm(spare_ptr, first_parts, True, residual_ptr, weight, x_view, eps, C, R, X.size)
         k_ptr, v_ptr, bias_ptr, norm_1, norm_2, q_norm, k_norm = _pointers(
             weights_ptr, norms_ptr, cache_ptr, places_ptr, gl.minimum(layer + 1, C.num_layers - 1)
         )
@@ -212,7 +249,7 @@ def ring_stack_kernel(
         arrive(counters_ptr)
         arrived += num_programs
         wait_for(counters_ptr, arrived)
-        _stage(act_ptr, x_view, R.inputs[3])
+        _stage(act_ptr, x_view, 3, R)
         weight = _norm_weight(norm_1, C)
         taken, place = _product(flow, taken, place, 1.0, bias_ptr, second_outs, 3, X.size, C, R)
 

@@ -12,7 +12,7 @@ program at least one row of tiles (one outside of the matrix, where there are fe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import triton
 from triton.experimental import gluon
@@ -20,6 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from headrace.kernels.triton.gluon_names import async_load
+from headrace.kernels.triton.source_digest import digest_of
 from headrace.kernels.triton.stack_places import NUM_PLACES
 
 NUM_WARPS = 8
@@ -46,6 +47,7 @@ class RingConfig:
     num_slots: int
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
+    sources: str = field(default=digest_of(__file__), kw_only=True)
 
     @property
     def is_packed(self) -> bool:
