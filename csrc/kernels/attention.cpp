@@ -32,12 +32,22 @@ void run_item(const Work& work, float* memory) {
   run_many<T, C>(work, memory);
 }
 
+constexpr int64_t kWholeItems = 8;  // a thread: from so many on each takes all KV heads of an item, which lie side by side
+
 template <typename T, typename C>
 void run_items(const HrAttention& a, Team& team) {
-  const int64_t all = a.plan->num_items * a.num_kv_heads;
-  for (int64_t index; (index = team.take(all)) < all;) {
-    const Work work(a, index / a.num_kv_heads, index % a.num_kv_heads);
-    run_item<T, C>(work, (float*)team.scratch((size_t)item_floats(work) * sizeof(float)));
+  const int64_t heads = a.num_kv_heads, all = a.plan->num_items * heads;
+  const int64_t grain = a.plan->num_items >= kWholeItems * team.size() ? heads : 1;
+  for (int64_t first = team.take(all / grain) * grain; first < all;) {
+    const int64_t next = team.take(all / grain) * grain;  // taken ahead, so that it can be asked for
+    for (int64_t pair = first; pair < first + grain; ++pair) {
+      Work work(a, pair / heads, pair % heads);
+      const int64_t later = pair + 1 < first + grain ? pair + 1 : min64(next, all - 1);
+      const Work following(a, later / heads, later % heads);
+      work.following = &following;
+      run_item<T, C>(work, (float*)team.scratch((size_t)item_floats(work) * sizeof(float)));
+    }
+    first = next;
   }
 }
 

@@ -43,14 +43,15 @@ template <int Q, typename C>
 void few_scores(const Work& work, const float* queries, int64_t dim, int64_t first, int64_t last, float* scores,
                 int64_t stride) {
   const int64_t key_stride = work.a.keys.token_stride;
-  work.for_blocks<C>(work.a.keys, first, last, [&](int64_t s, const C* key, int64_t count, const C* next) {
-    for (; count >= 4; count -= 4, s += 4, key += 4 * key_stride, next += 4 * key_stride) {
-      for (int n = 0; n < 4; ++n) prefetch(next + n * key_stride, dim);
-      score_keys<Q, 4>(queries, dim, key, key_stride, scores + s, stride);
+  work.for_blocks<C>(work.a.keys, first, last, [&](int64_t s, const C* key, int64_t count, const C* next, const C* later) {
+    int64_t n = 0;
+    for (; n + 4 <= count; n += 4) {
+      for (int64_t i = n; i < n + 4; ++i) prefetch(next + i * key_stride, later + i * key_stride, dim);
+      score_keys<Q, 4>(queries, dim, key + n * key_stride, key_stride, scores + s + n, stride);
     }
-    for (; count > 0; --count, ++s, key += key_stride, next += key_stride) {
-      prefetch(next, dim);
-      score_keys<Q, 1>(queries, dim, key, key_stride, scores + s, stride);
+    for (; n < count; ++n) {
+      prefetch(next + n * key_stride, later + n * key_stride, dim);
+      score_keys<Q, 1>(queries, dim, key + n * key_stride, key_stride, scores + s + n, stride);
     }
   });
 }
@@ -62,13 +63,14 @@ void few_values(const Work& work, const float* weights, int64_t stride, int64_t 
   Vec sums[Q][V];
   clear(sums);
   const int64_t value_stride = work.a.values.token_stride;
-  work.for_blocks<C>(work.a.values, first, last, [&](int64_t s, const C* value, int64_t count, const C* next) {
-    for (value += i, next += i; count > 0; --count, ++s, value += value_stride, next += value_stride) {
-      prefetch(next, V * kLanes);
+  work.for_blocks<C>(work.a.values, first, last, [&](int64_t s, const C* value, int64_t count, const C* next, const C* later) {
+    for (int64_t n = 0; n < count; ++n) {
+      const int64_t at = n * value_stride + i;
+      prefetch(next + at, later + at, V * kLanes);
       Vec v[V];
-      for (int j = 0; j < V; ++j) v[j] = load_some(value + j * kLanes, V == 1 ? dim - i : kLanes);
+      for (int j = 0; j < V; ++j) v[j] = load_some(value + at + j * kLanes, V == 1 ? dim - i : kLanes);
       for (int q = 0; q < Q; ++q) {
-        const Vec weight = splat(weights[q * stride + s]);
+        const Vec weight = splat(weights[q * stride + s + n]);
         for (int j = 0; j < V; ++j) sums[q][j] += weight * v[j];
       }
     }

@@ -8,10 +8,14 @@ namespace HR_ISA {
 
 namespace {
 
-// Blocks lie anywhere, so that a CPU does not foresee the next one: it is asked for while this one is read.
+// Blocks lie anywhere, so that a CPU does not foresee them. The next one is asked for while this one is read, what comes
+// after the whole pass, too, but only into the second level of caches: the first can wait for few lines at a time.
 template <typename T>
-inline void prefetch(const T* row, int64_t count) {
-  for (int64_t i = 0; i < count; i += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + i);
+inline void prefetch(const T* next, const T* later, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / (int64_t)sizeof(T)) {
+    __builtin_prefetch(next + i, 0, 3);
+    __builtin_prefetch(later + i, 0, 2);
+  }
 }
 
 // One item and KV head.
@@ -23,6 +27,7 @@ struct Work {
   int64_t start, end;          // keys
   int64_t partial;             // -1: final
   const int32_t* blocks;       // of the request
+  const Work* following = nullptr;  // what the same thread does next, if that is known
 
   Work(const HrAttention& a, int64_t item, int64_t kv_head)
       : a(a), plan(*a.plan), kv_head(kv_head), group(a.num_heads / a.num_kv_heads) {
@@ -47,17 +52,29 @@ struct Work {
     return max64(0, min64(num_keys(), plan.row_positions[row_start + r] + 1 - start));
   }
 
-  // f(key, where its row is, how many rows follow in the same block, itself counted, where the next block's rows are)
-  // for the keys [first, last). After the last block the next one is the same again.
+  // A block's first row.
+  template <typename T>
+  const T* rows_of(const HrCache& cache, int64_t block) const {
+    return (const T*)cache.data + kv_head * cache.head_stride + blocks[block] * cache.block_stride;
+  }
+
+  // What is read a pass later: after a block of keys its values, after values the following item's keys; else ``next``.
+  template <typename T>
+  const T* rows_after(const HrCache& cache, int64_t block, const T* next) const {
+    if (&cache == &a.keys) return rows_of<T>(a.values, block);
+    const bool is_known = following != nullptr && block * plan.block_size < following->end;
+    return is_known ? following->rows_of<T>(a.keys, block) : next;
+  }
+
+  // f(key, where its row is, how many rows follow in the same block, itself counted, where the next block's rows are,
+  // where rows of the next pass are) for the keys [first, last). After the last block the next one is the same again.
   template <typename T, typename F>
   void for_blocks(const HrCache& cache, int64_t first, int64_t last, F f) const {
-    const T* head = (const T*)cache.data + kv_head * cache.head_stride;
     while (first < last) {
       const int64_t block = (start + first) / plan.block_size, place = (start + first) % plan.block_size;
       const int64_t count = min64(last - first, plan.block_size - place);
-      const int64_t next = first + count < last ? block + 1 : block;
-      f(first, head + blocks[block] * cache.block_stride + place * cache.token_stride, count,
-        head + blocks[next] * cache.block_stride);
+      const T* next = rows_of<T>(cache, first + count < last ? block + 1 : block);
+      f(first, rows_of<T>(cache, block) + place * cache.token_stride, count, next, rows_after<T>(cache, block, next));
       first += count;
     }
   }
@@ -65,9 +82,9 @@ struct Work {
   // f(key, where its row is)
   template <typename T, typename F>
   void for_keys(const HrCache& cache, int64_t first, int64_t last, F f) const {
-    for_blocks<T>(cache, first, last, [&](int64_t s, const T* row, int64_t count, const T* next) {
+    for_blocks<T>(cache, first, last, [&](int64_t s, const T* row, int64_t count, const T* next, const T* later) {
       for (int64_t i = 0; i < count; ++i) {
-        prefetch(next + i * cache.token_stride, a.head_dim);
+        prefetch(next + i * cache.token_stride, later + i * cache.token_stride, a.head_dim);
         f(s + i, row + i * cache.token_stride);
       }
     });
