@@ -289,7 +289,7 @@ def main() -> None:
     is_gpu = device.type == "cuda"
     dtype = getattr(torch, args.dtype or ("bfloat16" if is_gpu else "float32"))
     kernels = args.kernels or ("triton" if is_gpu else "reference")
-    shape = AttentionShape(args.heads, args.kv_heads, args.head_dim)
+    shape = AttentionShape(args.heads, args.kv_heads, args.head_dim, is_half=dtype != torch.float32)
     setup = Setup(shape, device, dtype, args.seconds, kernels)
     if args.levels:
         records = run_levels(setup)

@@ -17,12 +17,14 @@ class AttentionShape:
     """Heads of one rank's attention layers. num_heads is a multiple of num_kv_heads.
 
     is_coded: queries are bf16, keys and values codes of 8 bits.
+    is_half: queries, keys and values are numbers of 16 bits.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     is_coded: bool = False
+    is_half: bool = False
 
 
 @dataclass(frozen=True, slots=True)

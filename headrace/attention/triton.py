@@ -13,6 +13,7 @@ from headrace.core.kv_cache_spec import MAX_LEVELS
 from headrace.errors import CapacityError
 from headrace.kernels.triton import attention_work as layout
 from headrace.kernels.triton.attention import WORK_KEY
+from headrace.kernels.triton.attention_hopper_tiles import HOPPER_UNITS, suits_hopper
 from headrace.kernels.triton.attention_ring_tiles import suits_ring
 from headrace.kernels.triton.attention_work import PackedWork, Scratch, TileRows
 
@@ -127,8 +128,12 @@ class TritonBackend:
 
 
 def _split_rule(shape: AttentionShape) -> SplitRule:
-    has_ring = shape.is_coded and suits_ring(shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    return (RingSplitRule if has_ring else SplitRule)(shape.num_kv_heads)
+    heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    if shape.is_coded and suits_ring(*heads):
+        return RingSplitRule(shape.num_kv_heads)
+    if shape.is_half and suits_hopper(*heads):  # whose programs have a multiprocessor each
+        return SplitRule(shape.num_kv_heads, num_units=HOPPER_UNITS)
+    return SplitRule(shape.num_kv_heads)
 
 
 def _views(buffer: torch.Tensor, header: list[int]) -> dict[str, torch.Tensor]:

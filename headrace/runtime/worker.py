@@ -292,7 +292,8 @@ class Worker:
 
     def _make_planners(self, config: DeviceConfig) -> AttentionPlanners:
         heads = (self._num_heads, self._num_kv_heads, self._arch.head_dim)
-        shape = AttentionShape(*heads, is_coded=is_coded(self.dtype, self.kv_dtype))
+        is_half = self.kv_dtype == self.dtype != torch.float32
+        shape = AttentionShape(*heads, is_coded(self.dtype, self.kv_dtype), is_half)
         with self._memory.watching("activations"):
             library = make_attention_library(
                 config.attention_library,

@@ -54,3 +54,12 @@ def test_only_the_ring_is_planned_for(monkeypatch: pytest.MonkeyPatch, is_coded:
     shape = AttentionShape(32, 8, 128, is_coded=is_coded)
     planner = backend.TritonBackend(shape, torch.device("cpu"))
     assert type(planner._split) is (RingSplitRule if is_coded and suits else SplitRule)
+
+
+@pytest.mark.parametrize(("is_half", "suits"), [(True, True), (True, False), (False, True)])
+def test_long_tiles_are_cut_for_the_kernel_that_takes_them(
+    monkeypatch: pytest.MonkeyPatch, is_half: bool, suits: bool
+) -> None:
+    monkeypatch.setattr(backend, "suits_hopper", lambda *_: suits)
+    planner = backend.TritonBackend(AttentionShape(32, 8, 128, is_half=is_half), torch.device("cpu"))
+    assert planner._split == SplitRule(8, num_units=132 if is_half and suits else 264)

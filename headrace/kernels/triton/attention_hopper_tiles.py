@@ -17,6 +17,9 @@ from headrace.kernels.triton.launch import INTERPRETED, architecture, launch_opt
 HOPPER_LAUNCH = LaunchShape(128, 128, 2, 4, 1)
 """Warps of one of its groups."""
 
+HOPPER_UNITS = 132
+"""Of work, that fill a GPU."""
+
 _ARCHITECTURE = 90
 """Alone: later ones have no such matrix units."""
 _HEAD_DIM = 128
@@ -29,7 +32,7 @@ _LAYOUT = NVMMASharedLayout(128, 16, 2)
 _TYPES = (torch.bfloat16, torch.float16)
 
 
-def suits_hopper(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> bool:
+def suits_hopper(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int = _LEAST_BLOCK) -> bool:
     """Whether the kernel runs on this device and takes such heads and blocks, over a cache of 16-bit numbers."""
     if INTERPRETED or architecture() != _ARCHITECTURE:
         return False
