@@ -32,23 +32,44 @@ void run_item(const Work& work, float* memory) {
   run_many<T, C>(work, memory);
 }
 
-constexpr int64_t kWholeItems = 8;  // a thread: from so many on each takes all KV heads of an item, which lie side by side
+bool are_decodes(const HrAttentionPlan& plan) {
+  for (int64_t item = 0; item < plan.num_items; ++item)
+    if (plan.item_num_rows[item] != 1) return false;
+  return true;
+}
 
 template <typename T, typename C>
-void run_items(const HrAttention& a, Team& team) {
+void run_work(const Work& work, Team& team) {
+  run_item<T, C>(work, (float*)team.scratch((size_t)item_floats(work) * sizeof(float)));
+}
+
+constexpr int64_t kWholeItems = 8;  // a thread: from so many on each takes all KV heads of an item, which lie side by side
+
+// What comes next is taken ahead, so that it can be asked for. Only of decodes, which are short: a thread may be left
+// with one more than the others.
+template <typename T, typename C>
+void run_decodes(const HrAttention& a, Team& team) {
   const int64_t heads = a.num_kv_heads, all = a.plan->num_items * heads;
   const int64_t grain = a.plan->num_items >= kWholeItems * team.size() ? heads : 1;
   for (int64_t first = team.take(all / grain) * grain; first < all;) {
-    const int64_t next = team.take(all / grain) * grain;  // taken ahead, so that it can be asked for
+    const int64_t next = team.take(all / grain) * grain;
     for (int64_t pair = first; pair < first + grain; ++pair) {
       Work work(a, pair / heads, pair % heads);
       const int64_t later = pair + 1 < first + grain ? pair + 1 : min64(next, all - 1);
       const Work following(a, later / heads, later % heads);
       work.following = &following;
-      run_item<T, C>(work, (float*)team.scratch((size_t)item_floats(work) * sizeof(float)));
+      run_work<T, C>(work, team);
     }
     first = next;
   }
+}
+
+template <typename T, typename C>
+void run_items(const HrAttention& a, Team& team) {
+  if (are_decodes(*a.plan)) return run_decodes<T, C>(a, team);
+  const int64_t all = a.plan->num_items * a.num_kv_heads;
+  for (int64_t index; (index = team.take(all)) < all;)
+    run_work<T, C>(Work(a, index / a.num_kv_heads, index % a.num_kv_heads), team);
 }
 
 // Keys or values of an item as fp32, from its first block on; returns where they are as a dense cache of one head, whose
