@@ -14,6 +14,7 @@ import torch
 
 from headrace.checkpoint import ModelArchitecture
 from headrace.kernels.quantized_cache import KVFormats
+from headrace.kernels.triton.attention_hopper_tiles import hold_back
 from headrace.kernels.triton.launch import launch_options
 from headrace.kernels.triton.model_widths import LayerForms, ModelWidths, PackedForm
 from headrace.kernels.triton.rank_exchange import RankExchange
@@ -54,6 +55,7 @@ class KernelWarmup:
         self._exchange = exchange
         self._is_first_done = threading.Event()
         self._is_done = threading.Event()
+        hold_back(True)
         self._thread = threading.Thread(target=self._run, name="headrace-warmup", daemon=True)
         self._thread.start()
 
@@ -82,6 +84,7 @@ class KernelWarmup:
         except Exception:
             logger.warning("warming up kernels failed; steps will compile theirs", exc_info=True)
         finally:
+            hold_back(False)
             self._is_first_done.set()
             self._is_done.set()
 

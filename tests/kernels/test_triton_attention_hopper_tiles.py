@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -87,3 +88,17 @@ def test_other_devices(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 def test_the_interpreter_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "INTERPRETED", True)
     assert not tiles.takes_hopper(arguments(), SHAPE)
+
+
+def test_it_is_held_back_until_it_is_compiled() -> None:
+    tiles.hold_back(True)
+    try:
+        assert not tiles.takes_hopper(arguments(), SHAPE)
+        with tiles.let_through():
+            assert tiles.takes_hopper(arguments(), SHAPE)
+            with ThreadPoolExecutor(1) as other:
+                assert not other.submit(tiles.takes_hopper, arguments(), SHAPE).result()
+        assert not tiles.takes_hopper(arguments(), SHAPE)
+    finally:
+        tiles.hold_back(False)
+    assert tiles.takes_hopper(arguments(), SHAPE)

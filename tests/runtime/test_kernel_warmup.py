@@ -17,6 +17,7 @@ import torch
 pytest.importorskip("triton")
 
 from headrace.checkpoint import load_architecture, resolve_model
+from headrace.kernels.triton import attention_hopper_tiles
 from headrace.kernels.triton.model_widths import LayerForms, ModelWidths, PackedForm, Product
 from headrace.quant.precision import Precision
 from headrace.runtime import kernel_warmup
@@ -46,10 +47,10 @@ def test_the_first_token_does_not_wait_for_what_decoding_needs(gate: threading.E
     warmup = KernelWarmup(WIDTHS, DEVICE)
     warmup.wait_first_token()
     assert list(warmup.first_token.seconds) == ["prompts"] and not warmup.decode.seconds
-    assert not warmup.is_done
+    assert not warmup.is_done and attention_hopper_tiles._held_back.is_set()
     gate.set()
     warmup.wait()
-    assert warmup.is_done
+    assert warmup.is_done and not attention_hopper_tiles._held_back.is_set()
     assert list(warmup.decode.seconds) == ["decodes"]
 
 
@@ -64,6 +65,7 @@ def test_a_kernel_that_does_not_compile_is_left_to_its_step(
     warmup.wait_first_token()
     gate.set()
     warmup.wait()
+    assert not attention_hopper_tiles._held_back.is_set()
     assert "no such instruction" in caplog.text
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +22,9 @@ HOPPER_LAUNCH = LaunchShape(128, 128, 2, 4, 1)
 
 HOPPER_UNITS = 132
 """Of work, that fill a GPU."""
+
+_held_back = threading.Event()
+_this_thread = threading.local()
 
 _ARCHITECTURE = 90
 """Alone: later ones have no such matrix units."""
@@ -43,6 +49,8 @@ def suits_hopper(num_heads: int, num_kv_heads: int, head_dim: int, block_size: i
 def takes_hopper(arguments: tuple[Any, ...], shape: dict[str, Any]) -> bool:
     """Whether the kernel can take the long items of a call (the arguments of ``long_tiles_kernel`` and those of a
     ``TileConfig``)."""
+    if _held_back.is_set() and not getattr(_this_thread, "is_let_through", False):
+        return False
     qkv, k_cache, v_cache, out = arguments[:4]
     is_plain = "kv_kind" not in shape and not shape["has_window"] and not shape["has_soft_cap"]
     return (
@@ -55,6 +63,24 @@ def takes_hopper(arguments: tuple[Any, ...], shape: dict[str, Any]) -> bool:
         and all(tensor.data_ptr() % 16 == 0 for tensor in (qkv, k_cache, v_cache))
         and qkv.stride(0) % 16 == 0
     )
+
+
+def hold_back(is_held: bool) -> None:
+    """Whether the plain kernel stands in: it compiles in less than half of the time, and first tokens wait for it."""
+    if is_held:
+        _held_back.set()
+    else:
+        _held_back.clear()
+
+
+@contextmanager
+def let_through() -> Iterator[None]:
+    """Within it, in this thread, the kernel is taken though it is held back: to be compiled."""
+    _this_thread.is_let_through = True
+    try:
+        yield
+    finally:
+        _this_thread.is_let_through = False
 
 
 def launch_hopper(arguments: tuple[Any, ...], config: TileConfig, grid: tuple[int]) -> None:

@@ -23,6 +23,7 @@ import triton
 from headrace.kernels.quantized_cache import KVFormats
 from headrace.kernels.triton.activation import gated_act
 from headrace.kernels.triton.attention import WORK_KEY, attention
+from headrace.kernels.triton.attention_hopper_tiles import let_through, suits_hopper
 from headrace.kernels.triton.attention_ring_tiles import WARM_UNITS, ring_launch, suits_ring
 from headrace.kernels.triton.attention_tiles import MANY_UNITS, LaunchShape, short_launch
 from headrace.kernels.triton.attention_work import PackedWork, pack
@@ -115,13 +116,13 @@ def first_token_calls(widths: ModelWidths, device: torch.device) -> dict[str, Ca
 def decode_calls(
     widths: ModelWidths, device: torch.device, exchange: RankExchange | None = None
 ) -> dict[str, Call]:
-    """What tokens after the first need besides: attention of one row, linears of one row, drawing, and the ops that
-    optimized plans put in place of others. The slowest are first.
+    """What later tokens need besides: attention of prompts by another kernel and of one row, linears of one row and of
+    a few, drawing, and the ops that optimized plans put in place of others. The slowest are first.
 
     exchange: of one of several ranks.
     """
     make = _Maker(widths, device)
-    calls = make.decode_attention_calls()
+    calls = make.hopper_calls() | make.decode_attention_calls()
     if widths.has_stack:
         calls["decode_stack"] = lambda: compile_stack(widths, exchange)
     calls |= make.linear_calls()
@@ -316,6 +317,19 @@ class _Maker:
             )
             for window in self._widths.windows
         }
+
+    def hopper_calls(self) -> dict[str, Call]:
+        """Prompts by the kernel that is held back until it is compiled."""
+        widths = self._widths
+        is_plain = widths.kv_type in (None, widths.dtype) and widths.dtype != torch.float32
+        heads = (widths.num_heads, widths.num_kv_heads, widths.head_dim, widths.block_size)
+        if not (is_plain and None in widths.windows and widths.soft_cap is None and suits_hopper(*heads)):
+            return {}
+        return {"long tiles of prompts": self.hopper_tiles}
+
+    def hopper_tiles(self) -> None:
+        with let_through():
+            self.attention(64, None, 64)
 
     def decode_attention_calls(self) -> dict[str, Call]:
         """Of steps of so many tokens that every launch is among them."""
