@@ -328,7 +328,8 @@ class _KeyChains:
 
     def __init__(self, block_size: int) -> None:
         self._block_bytes = block_size * TOKEN_BYTES
-        self._of_requests: OrderedDict[str, tuple[int, list[bytes]]] = OrderedDict()
+        # by id and order of arrival, since an id may be used again; -> tokens counted in, digests
+        self._of_requests: OrderedDict[tuple[str, int], tuple[int, list[bytes]]] = OrderedDict()
         self._last: tuple[str, bytes, list[bytes]] = ("", b"", [])
 
     def of_prefix(self, namespace: str, prefix: bytes) -> bytes:
@@ -341,11 +342,12 @@ class _KeyChains:
 
     def of_request(self, request: Request) -> list[bytes]:
         """The digests of all whole blocks of a request's known tokens."""
-        found = self._of_requests.get(request.request_id)
+        name = (request.request_id, request.sequence)
+        found = self._of_requests.get(name)
         if found is None or found[0] != request.num_tokens:
             tokens = array("I", request.token_ids).tobytes()
             found = (request.num_tokens, self.of_tokens(request.namespace, tokens))
-            self._of_requests[request.request_id] = found
+            self._of_requests[name] = found
             if len(self._of_requests) > _KNOWN_KEYS:
                 self._of_requests.popitem(last=False)
         return found[1]

@@ -197,6 +197,21 @@ def test_a_restored_prompt_is_not_computed() -> None:
     assert tiers.stats().host_hit_tokens > 0
 
 
+@pytest.mark.parametrize(("factor", "namespace"), [(11, ""), (3, "tenant")])
+def test_an_id_that_is_used_again_names_another_prompt(factor: int, namespace: str) -> None:
+    """The core lets ids of finished requests be used again: blocks are those of the prompt, never of the name."""
+    harness, tiers, _ = make(60)
+    documents = {step: [(step * i + 1) % VOCAB for i in range(60)] for step in (3, 7, 9, 11, 13)}
+    for name, step in (("first", 3), ("other", 7), ("same", 3), ("third", 9), ("fourth", 13)):
+        harness.add(name, documents[step], 2)
+        harness.run()
+    assert tiers.stats().host_hit_tokens > 0
+    harness.add("same", documents[factor], 2, namespace=namespace)
+    harness.run()
+    harness.check_answers()
+    assert harness.answers[("same", 0)].num_cached_tokens == 0
+
+
 def test_a_report_tells_what_the_tiers_hold() -> None:
     """``num_tier_tokens`` is what a request then loads at least, and nothing of another tenant's."""
     harness, tiers, _ = make(60, FakeDisk())
