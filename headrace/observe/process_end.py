@@ -15,5 +15,8 @@ def describe_end(code: int) -> str:
     """From an exit status as ``subprocess`` gives it: "was ended by SIGKILL (…)", "ended with status 1; …"."""
     if code >= 0:
         return f"ended with status {code}; its messages on standard error say why"
-    ended_by = signal.Signals(-code)
+    try:
+        ended_by = signal.Signals(-code)
+    except ValueError:  # real-time ones have no names, but the first and the last
+        return f"was ended by signal {-code}"
     return f"was ended by {ended_by.name}{_HINTS.get(ended_by, '')}"

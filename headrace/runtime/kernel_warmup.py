@@ -14,7 +14,7 @@ import torch
 
 from headrace.checkpoint import ModelArchitecture
 from headrace.kernels.quantized_cache import KVFormats
-from headrace.kernels.triton.attention_hopper_tiles import hold_back
+from headrace.kernels.triton.attention_hopper_tiles import held_back
 from headrace.kernels.triton.launch import launch_options
 from headrace.kernels.triton.model_widths import LayerForms, ModelWidths, PackedForm
 from headrace.kernels.triton.rank_exchange import RankExchange
@@ -55,7 +55,6 @@ class KernelWarmup:
         self._exchange = exchange
         self._is_first_done = threading.Event()
         self._is_done = threading.Event()
-        hold_back(True)
         self._thread = threading.Thread(target=self._run, name="headrace-warmup", daemon=True)
         self._thread.start()
 
@@ -74,19 +73,22 @@ class KernelWarmup:
 
     def _run(self) -> None:
         try:
-            launch_options()  # Triton's driver is made by one thread, before many use it
-            begin = partial(use_gpu, self._device) if self._device.type == "cuda" else None
-            first = first_token_calls(self._widths, self._device)
-            self.first_token = warm_up(first, self._num_threads, begin)
-            self._is_first_done.set()
-            decode = decode_calls(self._widths, self._device, self._exchange)
-            self.decode = warm_up(decode, self._num_threads, begin)
+            with held_back():
+                self._compile()
         except Exception:
             logger.warning("warming up kernels failed; steps will compile theirs", exc_info=True)
         finally:
-            hold_back(False)
             self._is_first_done.set()
             self._is_done.set()
+
+    def _compile(self) -> None:
+        launch_options()  # Triton's driver is made by one thread, before many use it
+        begin = partial(use_gpu, self._device) if self._device.type == "cuda" else None
+        first = first_token_calls(self._widths, self._device)
+        self.first_token = warm_up(first, self._num_threads, begin)
+        self._is_first_done.set()
+        decode = decode_calls(self._widths, self._device, self._exchange)
+        self.decode = warm_up(decode, self._num_threads, begin)
 
 
 def widths_of(

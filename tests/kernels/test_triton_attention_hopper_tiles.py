@@ -91,14 +91,21 @@ def test_the_interpreter_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_it_is_held_back_until_it_is_compiled() -> None:
-    tiles.hold_back(True)
-    try:
+    with tiles.held_back():
         assert not tiles.takes_hopper(arguments(), SHAPE)
         with tiles.let_through():
             assert tiles.takes_hopper(arguments(), SHAPE)
             with ThreadPoolExecutor(1) as other:
                 assert not other.submit(tiles.takes_hopper, arguments(), SHAPE).result()
         assert not tiles.takes_hopper(arguments(), SHAPE)
-    finally:
-        tiles.hold_back(False)
+    assert tiles.takes_hopper(arguments(), SHAPE)
+
+
+def test_it_is_held_back_until_the_last_of_several_engines_has_it() -> None:
+    first, second = tiles.held_back(), tiles.held_back()
+    for holder in (first, second):
+        holder.__enter__()
+    first.__exit__(None, None, None)
+    assert not tiles.takes_hopper(arguments(), SHAPE)
+    second.__exit__(None, None, None)
     assert tiles.takes_hopper(arguments(), SHAPE)

@@ -47,10 +47,10 @@ def test_the_first_token_does_not_wait_for_what_decoding_needs(gate: threading.E
     warmup = KernelWarmup(WIDTHS, DEVICE)
     warmup.wait_first_token()
     assert list(warmup.first_token.seconds) == ["prompts"] and not warmup.decode.seconds
-    assert not warmup.is_done and attention_hopper_tiles._held_back.is_set()
+    assert not warmup.is_done and attention_hopper_tiles._num_holders
     gate.set()
     warmup.wait()
-    assert warmup.is_done and not attention_hopper_tiles._held_back.is_set()
+    assert warmup.is_done and not attention_hopper_tiles._num_holders
     assert list(warmup.decode.seconds) == ["decodes"]
 
 
@@ -65,7 +65,7 @@ def test_a_kernel_that_does_not_compile_is_left_to_its_step(
     warmup.wait_first_token()
     gate.set()
     warmup.wait()
-    assert not attention_hopper_tiles._held_back.is_set()
+    assert not attention_hopper_tiles._num_holders
     assert "no such instruction" in caplog.text
 
 

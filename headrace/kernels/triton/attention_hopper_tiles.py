@@ -23,7 +23,8 @@ HOPPER_LAUNCH = LaunchShape(128, 128, 2, 4, 1)
 HOPPER_UNITS = 132
 """Of work, that fill a GPU."""
 
-_held_back = threading.Event()
+_lock = threading.Lock()
+_num_holders = 0
 _this_thread = threading.local()
 
 _ARCHITECTURE = 90
@@ -49,7 +50,7 @@ def suits_hopper(num_heads: int, num_kv_heads: int, head_dim: int, block_size: i
 def takes_hopper(arguments: tuple[Any, ...], shape: dict[str, Any]) -> bool:
     """Whether the kernel can take the long items of a call (the arguments of ``long_tiles_kernel`` and those of a
     ``TileConfig``)."""
-    if _held_back.is_set() and not getattr(_this_thread, "is_let_through", False):
+    if _num_holders and not getattr(_this_thread, "is_let_through", False):
         return False
     qkv, k_cache, v_cache, out = arguments[:4]
     is_plain = "kv_kind" not in shape and not shape["has_window"] and not shape["has_soft_cap"]
@@ -65,12 +66,21 @@ def takes_hopper(arguments: tuple[Any, ...], shape: dict[str, Any]) -> bool:
     )
 
 
-def hold_back(is_held: bool) -> None:
-    """Whether the plain kernel stands in: it compiles in less than half of the time, and first tokens wait for it."""
-    if is_held:
-        _held_back.set()
-    else:
-        _held_back.clear()
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Within it, of several engines in any, the plain kernel stands in: it compiles in less than half of the time, and
+    first tokens wait for it."""
+    _count_holders(1)
+    try:
+        yield
+    finally:
+        _count_holders(-1)
+
+
+def _count_holders(change: int) -> None:
+    global _num_holders
+    with _lock:
+        _num_holders += change
 
 
 @contextmanager
