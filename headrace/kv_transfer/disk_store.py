@@ -43,6 +43,9 @@ RETRY_S = 30.0
 MAX_WRITE_S = 3600.0
 """A file that still has a temporary name after so long was left behind."""
 
+_CLOCK_SLACK_S = 5.0
+"""A process that began later than this after a file was written did not write it."""
+
 _HOST = hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
 """Processes are numbered by host, and containers that share a folder are hosts of their own."""
 
@@ -302,15 +305,24 @@ def _is_left_over(name: str, written_at: float) -> bool:
     if suffix != "tmp":
         return False
     host, _, process = stem.rpartition(".")[2].partition("-")
-    is_gone = host == _HOST and process.isdecimal() and not _is_running(int(process))
+    is_gone = host == _HOST and process.isdecimal() and not _may_be_writing(int(process), written_at)
     return is_gone or time.time() - written_at > MAX_WRITE_S
 
 
-def _is_running(process: int) -> bool:
+def _may_be_writing(process: int, written_at: float) -> bool:
+    """Whether the process that wrote at a time (seconds since the epoch) is still there.
+
+    A container that starts again numbers its processes as before, and one without an init keeps dead ones as zombies.
+    """
     try:
         os.kill(process, 0)
     except PermissionError:
-        return True
+        pass
     except (OSError, OverflowError):
         return False
-    return True
+    try:
+        status = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(status[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):  # no Linux: whoever runs may be the one
+        return True
+    return status[0] != "Z" and time.time() - age_s < written_at + _CLOCK_SLACK_S

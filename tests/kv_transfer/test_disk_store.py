@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 import shutil
@@ -349,6 +350,28 @@ def test_files_that_another_process_writes_are_left_to_it(tmp_path: Path) -> Non
     sleeper.communicate()
     open_store(tmp_path).shutdown()
     assert sorted(folder.iterdir()) == sorted([others, notes])
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+def test_a_number_that_is_a_zombies_or_of_another_process_by_now_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_store, "MAX_WRITE_S", math.inf)
+    store = open_store(tmp_path)
+    store.shutdown()
+    ended = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    assert ended.stdout is not None and ended.stdout.read() == b""
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody took note
+    zombies, again, mine = (
+        tmp_path / PRINT.hex() / f"{key(number).hex()}.{disk_store._HOST}-{process}.tmp"
+        for number, process in ((1, ended.pid), (2, os.getpid()), (3, os.getpid()))
+    )
+    for path in (zombies, again, mine):
+        path.write_bytes(b"half")
+    os.utime(again, (1, 1))  # before this process began
+    open_store(tmp_path).shutdown()
+    ended.wait()
+    assert mine.exists() and not zombies.exists() and not again.exists()
 
 
 def test_what_is_written_while_all_is_cleared_is_gone_too(
