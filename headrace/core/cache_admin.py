@@ -57,9 +57,13 @@ class CacheAdmin:
         if not 0 < ttl_s <= MAX_TTL_S:
             raise RequestError(f"ttl_s must be in (0, {MAX_TTL_S:.0f}]; got {ttl_s}", param="ttl_s")
         if not self._kv.is_prefix_caching_enabled:
-            raise RequestError("nothing can be pinned: enable_prefix_caching is off", param="ttl_s")
+            raise RequestError("nothing can be pinned: the engine runs without enable_prefix_caching")
         pin = self._kv.pins.pin(namespace, _bytes(token_ids), ttl_s)
-        return {"num_pinned_tokens": pin.num_bytes // TOKEN_BYTES, "num_tokens": len(token_ids)}
+        return {
+            "num_pinned_tokens": pin.num_bytes // TOKEN_BYTES,
+            "num_pinnable_tokens": len(pin.tokens) // TOKEN_BYTES,
+            "num_tokens": len(token_ids),
+        }
 
     def _unpin(self, token_ids: list[int], namespace: str = "") -> dict[str, Any]:
         return {"was_pinned": self._kv.pins.unpin(namespace, _bytes(token_ids))}

@@ -65,6 +65,13 @@ def test_windows() -> None:
     assert report(harness, DOCUMENT).reason == "window"
 
 
+def test_a_pin_that_will_hold_is_told_from_one_that_cannot() -> None:
+    admin = CacheAdmin(CoreHarness(num_blocks=100).kv)
+    for length, pinnable in ((3, 0), (9, 8)):
+        answer = admin.call("pin", {"token_ids": [*range(length)], "ttl_s": 60})
+        assert answer == {"num_pinned_tokens": 0, "num_pinnable_tokens": pinnable, "num_tokens": length}
+
+
 def test_the_tree_is_told_with_users_and_pins() -> None:
     harness = CoreHarness(num_blocks=100)
     serve(harness, "r", DOCUMENT)
@@ -73,7 +80,8 @@ def test_the_tree_is_told_with_users_and_pins() -> None:
     for _ in range(3):
         harness.step()
     admin = CacheAdmin(harness.kv)
-    assert admin.call("pin", {"token_ids": DOCUMENT[:30], "ttl_s": 60})["num_pinned_tokens"] == 28
+    pinned = admin.call("pin", {"token_ids": DOCUMENT[:30], "ttl_s": 60})
+    assert pinned == {"num_pinned_tokens": 28, "num_pinnable_tokens": 28, "num_tokens": 30}
     tree = admin.call("tree", {})
     top = tree["nodes"][0]
     assert (top["depth"], top["start"], top["num_tokens"], top["token_ids"][:3]) == (0, 0, 20, DOCUMENT[:3])
