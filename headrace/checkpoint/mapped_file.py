@@ -52,15 +52,18 @@ def open_mapped(path: Path, min_bytes: int, kind: str) -> tuple[mmap.mmap, FileS
     """
     try:
         # A pipe would be waited for without O_NONBLOCK; for regular files it means nothing.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path}: is not a regular file; copy the weights there")
             if status.st_size < min_bytes:
                 raise CheckpointError(
                     f"{path}: has {status.st_size} bytes, too few for a {kind} file; copy it again"
                 )
-            return mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ), FileStamp.of(status)
+            return mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ), FileStamp.of(status)
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"

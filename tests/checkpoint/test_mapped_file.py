@@ -22,6 +22,15 @@ def test_a_pipe_is_refused_without_waiting(open_file: object, tmp_path: Path) ->
         open_file(tmp_path / "nothing")  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("open_file", [GGUFFile.open, SafetensorsFile.open])
+def test_a_folder_in_its_place_is_told_and_does_not_stay_open(open_file: object, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        open_file(tmp_path)  # type: ignore[operator]
+    descriptors = Path("/proc/self/fd")
+    if descriptors.is_dir():
+        assert tmp_path not in [each.resolve() for each in descriptors.iterdir()]
+
+
 def test_what_was_changed_is_told_with_both_sizes(tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.write_bytes(bytes(100))
