@@ -12,6 +12,7 @@ import typer
 
 from headrace.cli.chat_session import ChatSession
 from headrace.cli.engine_options import EngineSettings, engine_options
+from headrace.cli.streaming import advising_without_template
 from headrace.errors import HeadraceError, RequestError
 from headrace.sampling_params import SamplingParams
 
@@ -39,11 +40,13 @@ def chat(
 
     from headrace.engine.async_llm import AsyncLLM
 
-    converse(ChatSession(AsyncLLM.from_config(settings.config), params, system))
+    with advising_without_template("headrace generate goes on from a text"):
+        converse(ChatSession(AsyncLLM.from_config(settings.config), params, system))
 
 
 def converse(session: ChatSession) -> None:
-    """Read, answer, and so on until the input ends."""
+    """Read, answer, and so on until the input ends. Raises RequestError for what cannot be answered; on a terminal the
+    conversation goes on after it."""
     is_terminal = sys.stdin.isatty()
     with asyncio.Runner() as runner:
         try:
@@ -53,7 +56,7 @@ def converse(session: ChatSession) -> None:
                     import readline  # noqa: F401 - gives input() editing and a history
                 _note(_HELP)
             while (line := _read(is_terminal)) is not None:
-                if not _obey(runner, session, line.strip()):
+                if not _obey(runner, session, line.strip(), is_terminal):
                     break
         finally:
             runner.run(session.close())
@@ -78,7 +81,7 @@ def _read(is_terminal: bool) -> str | None:
             _note("\n")
 
 
-def _obey(runner: asyncio.Runner, session: ChatSession, line: str) -> bool:
+def _obey(runner: asyncio.Runner, session: ChatSession, line: str, is_terminal: bool) -> bool:
     """Carry out a command or answer a message. Returns False to end."""
     word, _, rest = line.partition(" ")
     if word in ("/exit", "/quit"):
@@ -88,15 +91,17 @@ def _obey(runner: asyncio.Runner, session: ChatSession, line: str) -> bool:
     elif word == "/system":
         session.set_system(rest.strip() or None)
     elif word == "/retry":
-        _answer(runner, session, session.retry)
+        _answer(runner, session, session.retry, is_terminal)
     elif word.startswith("/"):
         _note(_HELP)
     elif line:
-        _answer(runner, session, lambda: session.say(line))
+        _answer(runner, session, lambda: session.say(line), is_terminal)
     return True
 
 
-def _answer(runner: asyncio.Runner, session: ChatSession, prepare: Callable[[], None]) -> None:
+def _answer(
+    runner: asyncio.Runner, session: ChatSession, prepare: Callable[[], None], is_terminal: bool
+) -> None:
     try:
         prepare()
         runner.run(session.answer(_show))
@@ -104,8 +109,10 @@ def _answer(runner: asyncio.Runner, session: ChatSession, prepare: Callable[[], 
         _note("\n(cancelled)\n")
         return
     except RequestError as error:
+        if not is_terminal:
+            raise  # a script reads the status, and answers to later lines would lack this one
         session.take_back()
-        _note(f"{error}\n")
+        _note(f"headrace: {error}\n")
         return
     except HeadraceError:
         _show("\n")

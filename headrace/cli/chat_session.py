@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.cli.streaming import parse_chat, text_parts, wait_loaded
+from headrace.cli.streaming import parse_chat, require_chat, text_parts, wait_loaded
 from headrace.errors import RequestError
 from headrace.sampling_params import SamplingParams
 
@@ -29,8 +29,12 @@ class ChatSession:
         self.set_system(system)
 
     async def load(self, progress: Callable[[str, float], None]) -> None:
-        """Wait for the engine. Raises CheckpointError, ConfigError, EngineDeadError."""
+        """Wait for the engine.
+
+        Raises: CheckpointError, ConfigError, EngineDeadError; RequestError for a model that cannot chat.
+        """
         await wait_loaded(self._llm, progress)
+        await require_chat(self._llm)
 
     async def close(self) -> None:
         """End the engine."""

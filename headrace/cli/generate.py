@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.engine_options import EngineSettings, engine_options
-from headrace.cli.streaming import stream_answer
+from headrace.cli.streaming import advising_without_template, stream_answer
 from headrace.errors import RequestError
 from headrace.sampling_params import SamplingParams
 
@@ -50,18 +50,29 @@ def generate(
     texts = [read_prompt(text) for text in prompt]
     first = [] if system is None else [{"role": "system", "content": system}]
     chats = [[*first, {"role": "user", "content": text}] for text in texts]
-    if len(texts) == 1 and n == 1 and sys.stdout.isatty():
+    with advising_without_template("leave out --chat, and it goes on from the prompt"):
+        _answer(settings, texts, chats if chat else None, params)
+
+
+def _answer(
+    settings: EngineSettings,
+    texts: list[str],
+    chats: list[list[dict[str, str]]] | None,
+    params: SamplingParams,
+) -> None:
+    """Answer the conversations, or the texts where there are none; on a terminal one is shown as it comes."""
+    if len(texts) == 1 and params.n == 1 and sys.stdout.isatty():
         from headrace.engine.async_llm import AsyncLLM
 
         llm = AsyncLLM.from_config(settings.config, in_process=True)
-        stream_answer(llm, texts[0], params, chats[0] if chat else None)
+        stream_answer(llm, texts[0], params, chats[0] if chats else None)
         return
 
     from headrace.engine.llm import LLM
 
     is_terminal = sys.stderr.isatty()
     with LLM.from_config(settings.config) as engine:
-        if chat:
+        if chats:
             outputs = engine.chat(chats, params, is_terminal)
         else:
             outputs = engine.generate(texts, params, is_terminal)

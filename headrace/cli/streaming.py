@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.errors import RequestError
 from headrace.sampling_params import SamplingParams
+from headrace.tokenizer.base import NO_CHAT_TEMPLATE
 
 if TYPE_CHECKING:
     from headrace.engine.async_llm import AsyncLLM
     from headrace.engine.prompts import ParsedPrompt
+    from headrace.tokenizer import Tokenizer
 
 _WATCH_S = 0.1
 
@@ -51,15 +53,37 @@ async def wait_loaded(llm: AsyncLLM, progress: Callable[[str, float], None]) -> 
         ready.cancel()
 
 
+@contextlib.contextmanager
+def advising_without_template(advice: str) -> Iterator[None]:
+    """Where the block finds that the model has no chat template, the RequestError says what this command can do."""
+    try:
+        yield
+    except RequestError as error:
+        if error.code != NO_CHAT_TEMPLATE:
+            raise
+        text = f"this model has no chat template, as base models have none: {advice}"
+        raise RequestError(text, param=error.param, code=error.code) from None
+
+
 async def parse_chat(llm: AsyncLLM, messages: list[dict[str, str]]) -> ParsedPrompt:
     """The prompt that a conversation makes. Raises RequestError without a tokenizer or for the template's refusal."""
     from headrace.engine.prompts import ParsedPrompt
 
+    tokenizer = await _chat_tokenizer(llm)
+    text = tokenizer.apply_chat_template(messages)
+    return ParsedPrompt(text, tokenizer.encode(text, add_special_tokens=False))
+
+
+async def require_chat(llm: AsyncLLM) -> None:
+    """Raises RequestError for a model that cannot chat: it has no tokenizer or no template."""
+    (await _chat_tokenizer(llm)).require_chat_template()
+
+
+async def _chat_tokenizer(llm: AsyncLLM) -> Tokenizer:
     tokenizer = (await llm.front_end()).tokenizer
     if tokenizer is None:
         raise RequestError("chat needs a tokenizer: start without --skip-tokenizer-init")
-    text = tokenizer.apply_chat_template(messages)
-    return ParsedPrompt(text, tokenizer.encode(text, add_special_tokens=False))
+    return tokenizer
 
 
 async def text_parts(

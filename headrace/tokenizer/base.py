@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # Above this, the library's batch call is used: it lets other threads run meanwhile, and takes half the time.
 _LONG_TEXT_CHARS = 20_000
 
+NO_CHAT_TEMPLATE = "no_chat_template"
+"""``code`` of the RequestError for messages to a model that has no template."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
@@ -185,19 +188,22 @@ class Tokenizer:
                     param="chat_template",
                 )
             return ChatTemplate(override)
-        sources = self._special.chat_templates
+        self.require_chat_template(has_tools)
         name = self._template_name(has_tools)
-        if name not in sources:
-            raise RequestError(
-                "this model has no chat template; send a plain prompt to the completions API, or start the server "
-                "with a chat template",
-                param="messages",
-                code="no_chat_template",
-            )
         template = self._templates.get(name)
         if template is None:
-            template = self._templates[name] = ChatTemplate(sources[name])
+            template = self._templates[name] = ChatTemplate(self._special.chat_templates[name])
         return template
+
+    def require_chat_template(self, has_tools: bool = False) -> None:
+        """Raises RequestError if the model has no template for conversations."""
+        if self.template_source(has_tools) is None:
+            raise RequestError(
+                "this model has no chat template, as base models have none: give it a plain prompt (generate, "
+                "/v1/completions), or bring a template as chat_template (chat, /v1/chat/completions)",
+                param="messages",
+                code=NO_CHAT_TEMPLATE,
+            )
 
 
 def _objects(name: str, values: Any) -> list[Mapping[str, Any]] | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import pty
 import select
@@ -11,6 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from headrace.config import EngineConfig
+from headrace.engine.async_llm import AsyncLLM
+from headrace.engine.messages import CoreSpec
+from headrace.engine.process_client import ProcessClient
+from tests.cli.conftest import CommandLine
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +49,33 @@ def test_lines_of_stdin_are_messages_and_stdout_holds_answers() -> None:
     first, second, third, rest = done.stdout.split("\n")
     assert first == second and rest == "" and third
     assert first != third  # the conversation has grown, so the made-up answer starts elsewhere
+
+
+@pytest.fixture
+def null_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(config: EngineConfig) -> AsyncLLM:
+        core = {"tokens": [33, 28, 216], "step_s": 0.001}
+        spec = CoreSpec("headrace.engine.null_core:build_null_core", config, core)
+        return AsyncLLM(config, ProcessClient(spec))
+
+    monkeypatch.setattr("headrace.engine.async_llm.AsyncLLM.from_config", start)
+
+
+def test_a_model_without_a_template_is_refused(
+    headrace: CommandLine, null_engine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    monkeypatch.setattr("headrace.tokenizer.Tokenizer.template_source", lambda *_: None)
+    assert "headrace generate goes on" in headrace.fails("chat")
+
+
+def test_what_a_script_is_not_answered_is_told_by_the_status(
+    headrace: CommandLine, null_engine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n" + "x " * 9000 + "\nhi\n"))
+    assert headrace("chat", "--max-tokens", "4") == 2
+    assert headrace.out.count("\n") == 1, "the line before it is answered, none after it"
+    assert headrace.err.startswith("headrace: ") and "max_model_len" in headrace.err
 
 
 class Terminal:

@@ -62,6 +62,14 @@ def test_chat_applies_the_template(headrace: CommandLine) -> None:
     assert headrace.out == lines(continuation(prompt, 4))
 
 
+def test_chat_without_a_template_says_what_works(
+    headrace: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.tokenizer.Tokenizer.template_source", lambda *_: None)
+    assert "no chat template" in headrace.fails("generate", "--chat", "--prompt", "Hi")
+    assert "leave out --chat" in headrace.fails("generate", "--chat", "--prompt", "Hi")
+
+
 def test_stop(headrace: CommandLine) -> None:
     text = continuation("Hello there", 8)
     stop = text[10:13]

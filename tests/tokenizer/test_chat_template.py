@@ -243,6 +243,7 @@ def test_a_model_without_a_template(from_metadata: Callable[[dict[str, Any]], To
     with pytest.raises(RequestError, match="has no chat template") as caught:
         tokenizer.apply_chat_template(TALK)
     assert caught.value.code == "no_chat_template"
+    assert "as chat_template" in str(caught.value) and "/v1/completions" in str(caught.value)
     assert tokenizer.apply_chat_template(TALK, chat_template=CHATML).startswith(
         "<|im_start|>user\nHi  there\n<|im_end|>"
     )
