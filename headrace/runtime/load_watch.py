@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.parallel.rank_status import RankStatus
 from headrace.runtime.rank_watch import HungRank, PresentClock
 
 
 @dataclass(slots=True)
 class _Loading:
-    """How far a rank says that it has come: stages begun, and the share of the last that is done."""
+    """How far a rank says that it has come: stages begun, and the share of the last that is done. And when its process
+    was last seen to run."""
 
     stage: str
     num_stages: int = 0
     share: float = 0.0
     seen: tuple[int, float] = (-1, 0.0)
     since_s: float = 0.0
+    num_beats: int = -1
+    beat_s: float = 0.0
 
 
 class LoadWatch:
@@ -51,21 +55,29 @@ class LoadWatch:
         """A rank is done."""
         self._loading.pop(rank, None)
 
-    def look(self, now_s: float) -> HungRank | None:
-        """Call twice a second or so, with monotonic time."""
+    def look(self, statuses: Sequence[RankStatus], now_s: float) -> HungRank | None:
+        """Call twice a second or so, with the ranks' statuses in order and monotonic time."""
         now_s = self._clock.present(now_s)
         loading = dict(self._loading)
-        for each in loading.values():
+        for rank, status in zip(self._ranks, statuses, strict=True):
+            if (each := loading.get(rank)) is None:
+                continue
             news = (each.num_stages, each.share)
             if news != each.seen:
                 each.seen, each.since_s = news, now_s
-        if not loading:
+            if status.num_beats != each.num_beats:
+                each.num_beats, each.beat_s = status.num_beats, now_s
+
+        def progress(rank: int) -> tuple[float, ...]:
+            return *loading[rank].seen, loading[rank].since_s
+
+        stuck = min(loading, key=progress, default=None)
+        if stuck is None or now_s - loading[stuck].since_s <= self._timeout_s:
             return None
-        rank = min(loading, key=lambda rank: (*loading[rank].seen, loading[rank].since_s))
+        silent = [rank for rank, each in loading.items() if now_s - each.beat_s > self._timeout_s]
+        rank = min(silent, key=progress, default=stuck)
         last = loading[rank]
         stood_s = now_s - last.since_s
-        if stood_s <= self._timeout_s:
-            return None
         return HungRank(
             rank,
             f"has come no further for {stood_s:.0f} s than {last.stage!r}, {last.share:.0%} done, which "

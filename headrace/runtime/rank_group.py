@@ -196,7 +196,7 @@ class RankGroup:
     def _look_for_hangs(self) -> HeadraceError | None:
         statuses, now_s = [peer.status for peer in self._peers], time.monotonic()
         hung = self._watch.look(statuses, self._last_step, self._awaits_results(), now_s)
-        hung = hung or self._load_watch.look(now_s)
+        hung = hung or self._load_watch.look(statuses, now_s)
         if hung is None:
             return None
         peer = next(peer for peer in self._peers if peer.rank == hung.rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.parallel.rank_status import RankStatus
 from headrace.runtime.load_watch import LoadWatch
 from headrace.runtime.rank_watch import HungRank
 
@@ -9,17 +10,22 @@ TIMEOUT_S = 100.0
 
 
 class Watched:
-    """Three ranks that load, and a clock."""
+    """Three ranks that load, those of them whose process is stopped, and a clock."""
 
     def __init__(self) -> None:
         self.watch = LoadWatch(range(3), TIMEOUT_S)
+        self.statuses = [RankStatus() for _ in range(3)]
+        self.stopped: set[int] = set()
         self.now_s = 50.0
         self.watch.begin("starting")
 
     def pass_time(self, seconds: float) -> HungRank | None:
         """Look every second; the first verdict."""
         for _ in range(int(seconds)):
-            verdict = self.watch.look(self.now_s)
+            for rank, status in enumerate(self.statuses):
+                if rank not in self.stopped:
+                    status.beat(0)
+            verdict = self.watch.look(self.statuses, self.now_s)
             if verdict is not None:
                 return verdict
             self.now_s += 1.0
@@ -58,6 +64,21 @@ def test_whoever_waits_for_a_slow_rank_does_not_hang() -> None:
     watched.watch.end(1)
     verdict = watched.pass_time(5)
     assert verdict is not None and verdict.rank == 2, "nothing is left that it could wait for"
+
+
+def test_a_stopped_process_is_named_before_those_that_wait_for_it() -> None:
+    watched = Watched()
+    watched.stopped.add(2)
+    for rank in (1, 0, 2):
+        assert watched.pass_time(5) is None
+        watched.watch.note(rank, "meeting the other ranks", 0.0)
+    verdict = watched.pass_time(110)
+    assert verdict is not None and verdict.rank == 2 and "'meeting the other ranks'" in verdict.why
+    for percent in range(100):  # nobody is named while the last comes further
+        watched.watch.note(2, "loading weights", 1.0)
+        for rank in (0, 1):
+            watched.watch.note(rank, "loading weights", percent / 100)
+        assert watched.pass_time(50) is None
 
 
 def test_nothing_is_timed_when_all_are_done() -> None:
