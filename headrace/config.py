@@ -8,9 +8,9 @@ spelling that the command line and ``LLM(...)`` use (every field name is unique 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from typing import Any, Literal
 from headrace.config_checks import verify
 from headrace.config_file import read_sections
 from headrace.errors import ConfigError
+from headrace.names import counterpart, unknown_name
 
 DEFAULT_SEATS = 256
 DEFAULT_STEP_TOKENS = 2048
@@ -250,7 +251,7 @@ class EngineConfig:
         owners = option_owners()
         for name, value in options.items():
             if name not in owners:
-                raise ConfigError(unknown_name("option", name, owners))
+                raise ConfigError(unknown_option(name, owners))
             if value is not None:
                 nested.setdefault(owners[name], {})[name] = value
         return cls.from_dict(nested)
@@ -278,11 +279,17 @@ class EngineConfig:
         merged = dict(nested)
         for name, value in overrides.items():
             if name not in owners:
-                raise ConfigError(unknown_name("option", name, owners))
+                raise ConfigError(unknown_option(name, owners))
             if value is not None:
                 section = merged.get(owners[name], {})
                 merged[owners[name]] = {**_settings(owners[name], section), name: value}
         return cls.from_dict(merged)
+
+
+def unknown_option(name: str, known: Iterable[str]) -> str:
+    """A sentence about an option that is none of ours: what does the same here, or the nearest name."""
+    instead = counterpart(name)
+    return f"{name!r} has no counterpart here: {instead}" if instead else unknown_name("option", name, known)
 
 
 def option_owners() -> dict[str, str]:
@@ -293,13 +300,6 @@ def option_owners() -> dict[str, str]:
             assert option.name not in owners, f"two sections own {option.name}"
             owners[option.name] = section.name
     return owners
-
-
-def unknown_name(what: str, name: object, known: Any) -> str:
-    """A sentence about a name that is not known, with the nearest that is."""
-    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
-    return f"unknown {what} {name!r}{hint}"
 
 
 def _settings(name: str, values: Any) -> dict[str, Any]:

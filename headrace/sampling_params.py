@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import RequestError
+from headrace.names import NamedFields
 from headrace.structured_outputs import StructuredOutputsParams
 
 MAX_N = 128
@@ -49,7 +50,7 @@ _OPEN_END = 1 << 30
 """From here on an upper limit is none that a person would think of."""
 
 
-class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
+class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, metaclass=NamedFields):
     """How to pick tokens and when to stop.
 
     n: answers per prompt; they share the prompt's KV blocks.

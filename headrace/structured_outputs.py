@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.errors import GrammarError, RequestError
+from headrace.names import NamedFields
 
 MAX_CONSTRAINT_BYTES = 1 << 20
 MAX_CHOICES = 10_000
@@ -39,7 +40,7 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str = ""
 
 
-class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True):
+class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, metaclass=NamedFields):
     """What the answer must be; exactly one of the first six is set.
 
     json: a JSON Schema, as an object (a dict) or as its text. The answer is a document that it accepts.

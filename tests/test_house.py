@@ -23,6 +23,7 @@ TORCH_FREE_FILES = [
     "config",
     "config_checks",
     "errors",
+    "names",
     "outputs",
     "sampling_params",
     "structured_outputs",

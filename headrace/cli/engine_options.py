@@ -14,9 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.config import EngineConfig, build_section, option_owners, unknown_name
+from headrace.config import EngineConfig, build_section, option_owners
 from headrace.config_file import read_sections
 from headrace.errors import ConfigError
+from headrace.names import unknown_name
 
 SERVER = "server"
 """The section of the file that only ``headrace serve`` has flags for."""
