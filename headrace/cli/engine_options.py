@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headrace.cli.model_command import ModelCommand
 from headrace.config import EngineConfig, build_section, option_owners
 from headrace.config_file import read_sections
 from headrace.errors import ConfigError
@@ -59,6 +60,7 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [_model_parameter(), *own, _config_parameter(), *sections.values()]
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     with_settings.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    with_settings.command_class = ModelCommand  # type: ignore[attr-defined]
     with_settings.__annotations__ = {p.name: p.annotation for p in keyword_only}
     return with_settings
 

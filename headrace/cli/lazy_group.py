@@ -60,5 +60,6 @@ class LazyGroup(TyperGroup):
         module, function = self.table[name][0].split(":")
         app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
         run = getattr(importlib.import_module(module), function)
-        app.command(name, cls=SectionedCommand, context_settings=CONTEXT_SETTINGS)(run)
+        kind = getattr(run, "command_class", SectionedCommand)
+        app.command(name, cls=kind, context_settings=CONTEXT_SETTINGS)(run)
         return typer.main.get_command(app)

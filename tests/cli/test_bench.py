@@ -99,6 +99,12 @@ def test_a_workload_built_in(headrace: CommandLine, fake_engine: list[EngineConf
     assert "did you mean 'single'" in headrace.fails("bench", "smollm2", "singel")
 
 
+def test_the_model_may_be_left_out(headrace: CommandLine, fake_engine: list[EngineConfig], path: str) -> None:
+    for arguments in ([path], [path, "--only", "short"], ["--seed", "3", path]):
+        assert headrace("bench", *arguments) == 0, headrace.err
+    assert [config.model.model for config in fake_engine] == ["smollm2"] * 3
+
+
 def test_the_requests_of_the_gpu_table() -> None:
     shapes = {name: make_workload(name) for name in BUILT_IN}
     sizes = {name: (len(made), sum(r.output_len for r in made)) for name, made in shapes.items()}
