@@ -26,6 +26,7 @@ TORCH_FREE_FILES = [
     "names",
     "outputs",
     "sampling_params",
+    "server_address",
     "structured_outputs",
 ]
 HEAVY = ["torch", "transformers", "triton"]

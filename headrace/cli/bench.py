@@ -17,7 +17,7 @@ from headrace.cli.bench_report import report, table
 from headrace.cli.builtin_workloads import BUILT_IN, temperature_of
 from headrace.cli.engine_options import EngineSettings, engine_options
 from headrace.cli.workload import WorkloadRequest, find_workloads
-from headrace.errors import RequestError
+from headrace.errors import ConfigError, RequestError
 from headrace.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -64,16 +64,25 @@ def bench(
 
     Offline all requests arrive at once, and figures of the device are reported beside those of the requests.
     """
-    workloads = find_workloads(workload, only, settings.config)
     result: dict[str, Any]
     if base_url is not None:
+        _refuse_engine_options(settings)
         server = Server(base_url, api_key)
+        wanted = settings.config.model.model if "model" in settings.origins else None
+        model = asyncio.run(server.model(wanted))
+        workloads = find_workloads(workload, only, settings.config, is_remote=True)
 
         def over_http(requests: list[WorkloadRequest], heat: float, salt: str) -> dict[str, Any]:
-            return report(*asyncio.run(run_online(server, requests, heat, salt, request_rate)))
+            return report(*asyncio.run(run_online(server, requests, heat, salt, request_rate, model)))
 
         result = {"base_url": base_url, "workloads": run_all(over_http, workloads, repeat, temperature)}
     else:
+        for flag, value in (("--request-rate", request_rate), ("--api-key", api_key)):
+            if value is not None:
+                raise ConfigError(
+                    f"{flag} needs --base-url: without a server there is nothing that it is for"
+                )
+        workloads = find_workloads(workload, only, settings.config)
         result = run_offline(settings, workloads, repeat, temperature)
     if as_json:
         sys.stdout.write(json.dumps(result, indent=1) + "\n")
@@ -81,6 +90,17 @@ def bench(
     sys.stdout.write(_head(result) + table(result["workloads"]))
     if base_url is None:
         sys.stdout.write(device_table(result["workloads"]))
+
+
+def _refuse_engine_options(settings: EngineSettings) -> None:
+    """The server's engine has its own settings. Raises ConfigError for those given here."""
+    given = [f"{origin}" for name, origin in settings.origins.items() if name != "model"]
+    if settings.path is not None:
+        given.insert(0, "--config")
+    if given:
+        raise ConfigError(
+            f"{given[0]} sets up an engine, and with --base-url there is none here: give it to the server instead"
+        )
 
 
 def run_offline(

@@ -8,11 +8,11 @@ import random
 import time
 from collections.abc import AsyncIterator
 from typing import Any
-from urllib.parse import urlsplit
 
 from headrace.cli.workload import WorkloadRequest
 from headrace.errors import EngineDeadError, RequestError
 from headrace.outputs import CompletionOutput, RequestOutput
+from headrace.server_address import server_address
 
 _LINE_BYTES = 1 << 20
 _REFUSED = 400
@@ -20,21 +20,27 @@ _NO_ENTRY = (401, 403)
 
 
 class Server:
-    """An OpenAI server's completions, by its address up to and without "/v1". Raises RequestError for a wrong one."""
+    """An OpenAI server's completions, by its address with or without "/v1". Raises RequestError for a wrong one."""
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
         self._key_line = "" if api_key is None else f"Authorization: Bearer {api_key}\r\n"
-        parts = urlsplit(base_url.rstrip("/").removesuffix("/v1"))
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RequestError(f"a server's address must be like http://host:8000; got {base_url!r:.100}")
-        self._host, self._path = parts.hostname, parts.path
+        parts = server_address(base_url)
+        self._host, self._path = parts.hostname or "", parts.path
         self._is_tls = parts.scheme == "https"
         self._port = parts.port or (443 if self._is_tls else 80)
 
-    async def model(self) -> str:
-        """The first model that it serves."""
+    async def model(self, wanted: str | None = None) -> str:
+        """The model of that name, or the first that it serves. Raises RequestError if it has none such."""
         text = b"".join([line async for line in self._lines("GET", "/v1/models", None)])
-        return str(json.loads(text)["data"][0]["id"])
+        names = [str(card["id"]) for card in json.loads(text)["data"]]
+        if not names:
+            raise RequestError("the server serves no model")
+        if wanted is not None and wanted not in names:
+            raise RequestError(
+                f"the server does not serve {wanted!r}; it has: {', '.join(names)} (without MODEL the first is taken)",
+                param="model",
+            )
+        return wanted or names[0]
 
     async def complete(self, body: dict[str, Any]) -> list[float]:
         """Times at which the answer's tokens came (monotonic seconds). Several tokens of one event have one time.
@@ -107,16 +113,20 @@ async def run_online(
     temperature: float,
     salt: str,
     request_rate: float | None = None,
+    model: str | None = None,
 ) -> tuple[list[RequestOutput], float]:
     """Send the requests, all at once or ``request_rate`` a second at random times, and take in their streams.
 
     All prompts of a run begin with an id that ``salt`` picks, as servers that know no cache_salt would find those of
     an earlier run.
 
+    Args:
+        model: the name that the server gives it; its first by default.
+
     Returns: (outputs with their times, seconds from the first request to the last answer).
-    Raises: RequestError if an answer has not all its tokens.
+    Raises: RequestError if an answer has not all its tokens, or the server has no such model.
     """
-    model = await server.model()
+    model = await server.model(model)
     rng = random.Random(0)
     first_id = random.Random(salt).choice([i for request in requests for i in request.prompt_ids] or [0])
     start = time.monotonic()

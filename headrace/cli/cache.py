@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.errors import ConfigError
+from headrace.server_address import server_address
 
 _TIMEOUT_S = 30.0
 _SHOWN_CHARS = 60
@@ -26,8 +27,9 @@ def cache(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a drawing")] = False,
 ) -> None:
     """Draw what a server has cached: tokens, users, bytes and age of every shared beginning."""
+    address = server_address(url).geturl()
     if reset:
-        answer = _call(f"{url}/cache/reset", api_key, b"{}")
+        answer = _call(f"{address}/cache/reset", api_key, b"{}")
         sys.stdout.write(
             "the cache is empty\n" if answer["is_empty"] else "what running requests use is kept\n"
         )
@@ -37,7 +39,7 @@ def cache(
                 f"({answer['files_left_reason']}): the server's next start finds them again\n"
             )
         return
-    tree = _call(f"{url}/cache?max_nodes={max_nodes}", api_key)
+    tree = _call(f"{address}/cache?max_nodes={max_nodes}", api_key)
     sys.stdout.write(json.dumps(tree, indent=1) + "\n" if as_json else as_text(tree))
 
 

@@ -20,7 +20,7 @@ class ModelCommand(SectionedCommand):
 
     def make_parser(self, ctx: Any) -> Any:
         """The parser, which raises ConfigError for other engines' options."""
-        parser = super().make_parser(ctx)
+        parser: Any = super().make_parser(ctx)
         parse = parser.parse_args
 
         def parse_args(args: list[str]) -> Any:

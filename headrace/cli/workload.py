@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.checkpoint import load_architecture, resolve_model
+from headrace.checkpoint.source import is_hub_id
 from headrace.config import EngineConfig
-from headrace.errors import ConfigError
+from headrace.errors import CheckpointError, ConfigError
 
 _SHAPE = '{"name": [{"prompt_ids": [1, 2, 3], "output_len": 16}, …], …}'
 
@@ -24,9 +25,11 @@ class WorkloadRequest:
 
 
 def find_workloads(
-    given: str, only: list[str] | None, config: EngineConfig
+    given: str, only: list[str] | None, config: EngineConfig, *, is_remote: bool = False
 ) -> dict[str, list[WorkloadRequest]]:
     """The workloads of a file, or those built in whose names ``given`` lists with commas, for the model's vocabulary.
+
+    is_remote: the model is a server's, and its name may be one that only the server knows; ids are then as they are.
 
     Raises: ConfigError for a name that is neither, and as ``read_workloads`` does.
     """
@@ -39,9 +42,20 @@ def find_workloads(
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"{given!r} is no file and no workload built in ({', '.join(BUILT_IN)}){hint}")
         return read_workloads(Path(given), only)
-    source = resolve_model(config.model.model, revision=config.model.revision)
-    vocab_size = load_architecture(source).vocab_size
-    return {name: make_workload(name, vocab_size) for name in names}
+    if only:
+        raise ConfigError(f"--only {only[0]} picks from a file; of those built in name the wanted: {only[0]}")
+    try:
+        # A hub's model is not downloaded for a server's sake.
+        sizes = [] if is_remote and is_hub_id(config.model.model) else [_vocab_size(config)]
+    except CheckpointError:
+        if not is_remote:
+            raise
+        sizes = []
+    return {name: make_workload(name, *sizes) for name in names}
+
+
+def _vocab_size(config: EngineConfig) -> int:
+    return load_architecture(resolve_model(config.model.model, revision=config.model.revision)).vocab_size
 
 
 def read_workloads(path: Path, only: list[str] | None = None) -> dict[str, list[WorkloadRequest]]:

@@ -8,9 +8,9 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import urlsplit
 
 from headrace.errors import EngineDeadError, RequestError
+from headrace.server_address import server_address
 
 _MAX_CONNECTIONS = 64
 
@@ -19,15 +19,12 @@ class HttpClient:
     """Talks to one server. Each call has a connection of its own.
 
     Args:
-        base_url: up to and without "/v1".
+        base_url: with or without "/v1". Raises RequestError for a wrong one.
         api_key: sent as a bearer token.
     """
 
     def __init__(self, base_url: str, api_key: str | None, timeout_s: float = 600.0) -> None:
-        parts = urlsplit(base_url.rstrip("/").removesuffix("/v1"))
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RequestError(f"a server's address must be like http://host:8000; got {base_url!r:.100}")
-        self._parts = parts
+        self._parts = server_address(base_url)
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"

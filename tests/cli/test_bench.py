@@ -10,10 +10,10 @@ from headrace.checkpoint import load_architecture, resolve_model
 from headrace.cli.bench_device import ModelWork
 from headrace.cli.bench_report import report, spread
 from headrace.cli.builtin_workloads import BUILT_IN, make_workload, temperature_of
-from headrace.cli.workload import read_workloads
+from headrace.cli.workload import find_workloads, read_workloads
 from headrace.config import EngineConfig
 from headrace.engine.step_meter import StepMeter
-from headrace.errors import ConfigError
+from headrace.errors import CheckpointError, ConfigError
 from headrace.outputs import CompletionOutput, RequestOutput
 from tests.cli.conftest import CommandLine
 
@@ -97,6 +97,14 @@ def test_a_workload_built_in(headrace: CommandLine, fake_engine: list[EngineConf
     single = json.loads(headrace.out)["workloads"]["single"]
     assert (single["num_prompt_tokens"], single["num_output_tokens"]) == (128, 512)
     assert "did you mean 'single'" in headrace.fails("bench", "smollm2", "singel")
+
+
+def test_a_servers_own_name_needs_no_model_here() -> None:
+    for name in ("an-alias", "some/model"):
+        config = EngineConfig.from_options(model=name)
+        assert find_workloads("single", None, config, is_remote=True) == {"single": make_workload("single")}
+    with pytest.raises(CheckpointError):
+        find_workloads("single", None, EngineConfig.from_options(model="an-alias"))
 
 
 def test_the_model_may_be_left_out(headrace: CommandLine, fake_engine: list[EngineConfig], path: str) -> None:

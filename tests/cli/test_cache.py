@@ -50,6 +50,16 @@ def test_the_tree_is_drawn_with_users_pins_and_sizes() -> None:
     assert more == "and 4 smaller nodes (--max-nodes)"
 
 
+@pytest.mark.parametrize("tail", ["", "/", "/v1", "/v1/"])
+def test_the_address_may_end_as_it_does_elsewhere(
+    headrace: CommandLine, monkeypatch: pytest.MonkeyPatch, tail: str
+) -> None:
+    called = []
+    monkeypatch.setattr(cache_command, "_call", lambda url, *_: called.append(url) or {"is_empty": True})
+    assert headrace("cache", "--reset", "--url", f"http://127.0.0.1:8125{tail}") == 0, headrace.err
+    assert called == ["http://127.0.0.1:8125/cache/reset"]
+
+
 def test_no_server_is_told_in_one_line(headrace: CommandLine) -> None:
     assert headrace("cache", "--url", "http://127.0.0.1:9") == 2
     assert "no Headrace server answers" in headrace.err and "Traceback" not in headrace.err

@@ -82,6 +82,18 @@ def test_each_command_has_help(headrace: CommandLine, name: str) -> None:
             "--enforce-eager has no counterpart here: max_graph_tokens",
         ),
         (["bench"], "'WORKLOAD'"),
+        (["bench", "single", "--request-rate", "3"], "--request-rate needs --base-url"),
+        (["bench", "single", "--api-key", "x"], "--api-key needs --base-url"),
+        (["bench", "single", "--only", "b64"], "--only b64 picks from a file"),
+        (["bench", "single", "--base-url", "localhost"], "as http://host"),
+        (
+            ["bench", "single", "--base-url", "http://x", "--no-enable-prefix-caching"],
+            "--no-enable-prefix-caching sets",
+        ),
+        (
+            ["bench", "single", "--base-url", "http://x", "--block-size", "16"],
+            "--block-size sets up an engine",
+        ),
         (["bench", "smollm2", "single", "more"], "more"),
         (["generate", "no/such/model.gguf", "--prompt", "x"], "no such file"),
         (["generate", "--prompt", "x", "--system", "be brief"], "--chat"),

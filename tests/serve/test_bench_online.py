@@ -45,6 +45,17 @@ def test_the_command(server: LaunchedServer, tmp_path: Path, capsys: pytest.Capt
     assert "few" in capsys.readouterr().out
 
 
+def test_a_model_that_the_server_lacks(
+    server: LaunchedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "workload.json"
+    file.write_text('{"few": [{"prompt_ids": [5, 6], "output_len": 3}]}')
+    assert run(["bench", "gemma3-270m", str(file), "--base-url", server.base]) == 2
+    told = capsys.readouterr().err
+    assert "does not serve 'gemma3-270m'; it has: smollm2" in told
+    assert run(["bench", str(file), "--base-url", f"{server.base}/v1/"]) == 0
+
+
 def test_a_server_with_a_key(
     launch: Callable[..., LaunchedServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
