@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.config_checks import verify
+from headrace.config_checks import is_size, size_in_bytes, verify
 from headrace.config_file import read_sections
 from headrace.errors import ConfigError
 from headrace.names import counterpart, unknown_name
@@ -321,7 +321,9 @@ def build_section(section: type, name: str, values: Any) -> Any:
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
-    """``value`` if it has the type ``hint``; integers pass as floats. Raises ConfigError."""
+    """``value`` if it has the type ``hint``; integers pass as floats, and sizes may be text. Raises ConfigError."""
+    if is_size(name) and isinstance(value, str):
+        return size_in_bytes(name, value)
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         if typing.get_origin(option) is Literal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,26 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_graph_tokens": (0, 2048),
     "max_grammar_compile_s": (0.01, 3600.0),
 }
+
+_SIZE = re.compile(r"(-?[0-9]{1,20})\s*(KiB|MiB|GiB|TiB)?", re.IGNORECASE)
+_UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_SHOWN_CHARS = 80
+
+
+def is_size(name: str) -> bool:
+    """Whether a setting is a number of bytes, which may be written with a unit."""
+    return name.endswith("_bytes")
+
+
+def size_in_bytes(name: str, text: str) -> int:
+    """Bytes of "4294967296", "4096 MiB" or "4GiB". Raises ConfigError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"{name} must be a whole number of bytes, or of KiB, MiB, GiB or TiB, as 4294967296 or 4GiB; "
+            f"got {text[:_SHOWN_CHARS]!r}"
+        )
+    return int(match[1]) * _UNITS[(match[2] or "").lower()]
 
 
 def verify(config: EngineConfig, owners: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ import typer
 
 from headrace.cli.model_command import ModelCommand
 from headrace.config import EngineConfig, build_section, option_owners
+from headrace.config_checks import is_size
 from headrace.config_file import read_sections
 from headrace.errors import ConfigError
 from headrace.names import unknown_name
@@ -176,8 +177,10 @@ def setting_parameter(panel: str, setting: dataclasses.Field[Any], hint: Any) ->
         help=setting.metadata["doc"] + _default_note(setting.default),
         show_default=False,
         rich_help_panel=panel,
+        metavar="SIZE" if is_size(setting.name) else None,
     )
-    annotation = Annotated[hint | None, option]
+    # A size may have a unit, which the configuration reads.
+    annotation = Annotated[str | None, option] if is_size(setting.name) else Annotated[hint | None, option]
     return inspect.Parameter(
         setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )

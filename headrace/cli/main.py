@@ -19,6 +19,8 @@ from headrace.errors import HeadraceError
 
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
+_PARSERS_WORDS = "Value error, "
+"""What the parser of flags puts before its own sentences."""
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 # Name -> ("module:function", one line of help). A new command is a new row.
@@ -145,6 +147,7 @@ def _given_value(error: Exception, arguments: list[str]) -> str:
 
 def _one_line(error: Exception) -> str:
     text = error.format_message() if hasattr(error, "format_message") else str(error)
+    text = text.replace(_PARSERS_WORDS, "")
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if not _is_mistake(error):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,20 @@ def test_flags_reach_the_configuration(headrace: CommandLine, fake_engine: list[
     assert (config.cache.block_size, config.cache.enable_prefix_caching) == (32, False)
     assert (config.scheduler.max_stall_ms, config.scheduler.policy) == (100.0, "priority")
     assert config.scheduler.max_num_seqs == EngineConfig().scheduler.max_num_seqs
+
+
+def test_sizes_may_have_a_unit_wherever_they_are_written(headrace: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text("cache: {kv_cache_bytes: 512 MiB}\nserver: {max_body_bytes: 64kib}\n")
+    flags = ["--config", str(path), "--host-cache-bytes", "4GiB", "--disk-cache-bytes=123456789", "--json"]
+    assert headrace("explain", *flags, "--disk-cache-path", str(tmp_path)) == 0, headrace.err
+    values = {row["name"]: row["value"] for row in json.loads(headrace.out)}
+    sizes = [values[f"{name}_bytes"] for name in ("kv_cache", "max_body", "host_cache", "disk_cache")]
+    assert sizes == [512 << 20, 64 << 10, 4 << 30, 123456789]
+    assert EngineConfig.from_options(kv_cache_bytes="1 TiB").cache.kv_cache_bytes == 1 << 40
+    for wrong in ("", "GiB", "1.5GiB", "4G", "4 294", "٣", "9" * 5000):
+        with pytest.raises(ConfigError, match="4294967296 or 4GiB"):
+            EngineConfig.from_options(kv_cache_bytes=wrong)
 
 
 def test_file_and_flags(tmp_path: Path) -> None:
