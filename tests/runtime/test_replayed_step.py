@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.runtime import worker
+from headrace.runtime import step_forms
 from tests.e2e.tiny_models import MAKERS, make_model
 from tests.runtime import short_answers
 
@@ -22,6 +22,6 @@ def test_replaying_changes_no_token(
 ) -> None:
     make_model(name, tmp_path)
     replayed = answers(tmp_path, dtype)
-    monkeypatch.setattr(worker, "ReplayedStep", lambda model: model)
+    monkeypatch.setattr(step_forms, "ReplayedStep", lambda model: model)
     assert answers(tmp_path, dtype) == replayed
     assert all(len(tokens) == 12 for tokens in replayed)
