@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from headrace.kernels.triton import attention_hopper_tiles as tiles
+from headrace.kernels.triton import launch
 
 SHAPE = {
     "num_heads": 32,
@@ -37,7 +38,7 @@ def arguments(
 @pytest.fixture(autouse=True)
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "INTERPRETED", False)
-    monkeypatch.setattr(tiles, "architecture", lambda: 90)
+    monkeypatch.setattr(launch, "architecture", lambda: 90)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_tensors(change: dict[str, Any], is_taken: bool) -> None:
 
 @pytest.mark.parametrize("number", [80, 89, 100, 120])
 def test_other_devices(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(tiles, "architecture", lambda: number)
+    monkeypatch.setattr(launch, "architecture", lambda: number)
     assert not tiles.takes_hopper(arguments(), SHAPE)
 
 

@@ -24,13 +24,13 @@ from headrace.kernels.triton.attention_hopper_copies import (
     N,
     copy_blocks,
     copy_queries,
-    next_slot,
     num_rounds_of,
     num_turns_of,
     unit_of,
 )
 from headrace.kernels.triton.gluon_names import barrier
 from headrace.kernels.triton.launch import let_next_start, wait_for_previous
+from headrace.kernels.triton.ring_slots import next_slot
 
 
 @gluon.constexpr_function
@@ -145,8 +145,8 @@ def _attend(
         mbarrier.arrive(v_empty.index(v_slot), count=1)
         weight = _pack(next_weight, k_ring.dtype)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, DIMS))[:, None]
-        k_slot, k_phase = next_slot(k_slot, k_phase, C)
-        v_slot, v_phase = next_slot(v_slot, v_phase, C)
+        k_slot, k_phase = next_slot(k_slot, k_phase, C.num_stages)
+        v_slot, v_phase = next_slot(v_slot, v_phase, C.num_stages)
     return weight, top, total, acc, k_slot, k_phase, v_slot, v_phase, limit
 
 
@@ -204,7 +204,7 @@ def _multiply(group, WHICH: gl.constexpr, C: gl.constexpr):
         )
         score = hopper.warpgroup_mma_wait(0, deps=[score])
         mbarrier.arrive(k_empty.index(k_slot), count=1)
-        k_slot, k_phase = next_slot(k_slot, k_phase, C)
+        k_slot, k_phase = next_slot(k_slot, k_phase, C.num_stages)
         top = gl.full([HALF], N.value.lowest_top, gl.float32, gl.SliceLayout(1, KEYS))
         weight, top = _weigh(score, top, factor, limit, True)
         total = _sum(weight)
@@ -231,7 +231,7 @@ def _multiply(group, WHICH: gl.constexpr, C: gl.constexpr):
         )
         acc = hopper.warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_empty.index(v_slot), count=1)
-        v_slot, v_phase = next_slot(v_slot, v_phase, C)
+        v_slot, v_phase = next_slot(v_slot, v_phase, C.num_stages)
         total = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, KEYS))
         _store(acc, top, total, to, rows, last, partial_start, kv_head, WHICH, C)
         kv_head, rows, last, partial_start = next_head, next_rows, next_last, next_partial

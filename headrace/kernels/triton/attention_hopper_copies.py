@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from headrace.kernels.triton import attention_common as common
 from headrace.kernels.triton.gluon_names import async_load, tensor_load
+from headrace.kernels.triton.ring_slots import next_slot
 
 SPAN = 64
 """Numbers of a row that lie together in shared memory: a tile [n, D] is D / 64 tiles [n, 64]."""
@@ -75,13 +76,6 @@ def num_rounds_of(start, end, C: gl.constexpr):
 
 
 @gluon.jit
-def next_slot(slot, phase, C: gl.constexpr):
-    """The ring's next slot, and the parity of the phase that it is in then."""
-    is_last = slot == C.num_stages - 1
-    return gl.where(is_last, 0, slot + 1), gl.where(is_last, phase ^ 1, phase)
-
-
-@gluon.jit
 def copy_blocks(cache, ring, full, empty, blocks, C: gl.constexpr):
     """The role of a warp that fills a ring [stages, N, D] with keys, or with values, of one round after the other.
 
@@ -113,7 +107,7 @@ def copy_blocks(cache, ring, full, empty, blocks, C: gl.constexpr):
                 for span in gl.static_range(SPANS):
                     tile = tiles.index((slot * SPANS + span) * BLOCKS + block)
                     tensor_load(cache, [rows[block], span * N.value.span], full.index(slot), tile)
-            slot, phase = next_slot(slot, phase, C)
+            slot, phase = next_slot(slot, phase, C.num_stages)
 
 
 @gluon.constexpr_function

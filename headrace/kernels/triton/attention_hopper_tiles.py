@@ -15,7 +15,7 @@ from headrace.kernels.triton.attention_common import TileConfig
 from headrace.kernels.triton.attention_hopper import hopper_tiles_kernel
 from headrace.kernels.triton.attention_hopper_copies import SPAN
 from headrace.kernels.triton.attention_tiles import LaunchShape
-from headrace.kernels.triton.launch import INTERPRETED, architecture, launch_options
+from headrace.kernels.triton.launch import INTERPRETED, has_wgmma, launch_options
 
 HOPPER_LAUNCH = LaunchShape(128, 128, 2, 4, 1)
 """Warps of one of its groups."""
@@ -27,8 +27,6 @@ _lock = threading.Lock()
 _num_holders = 0
 _this_thread = threading.local()
 
-_ARCHITECTURE = 90
-"""Alone: later ones have no such matrix units."""
 _HEAD_DIM = 128
 _LEAST_BLOCK = 16
 _REGISTERS = 168
@@ -41,7 +39,7 @@ _TYPES = (torch.bfloat16, torch.float16)
 
 def suits_hopper(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int = _LEAST_BLOCK) -> bool:
     """Whether the kernel runs on this device and takes such heads and blocks, over a cache of 16-bit numbers."""
-    if INTERPRETED or architecture() != _ARCHITECTURE:
+    if INTERPRETED or not has_wgmma():
         return False
     has_heads = head_dim == _HEAD_DIM and num_heads // num_kv_heads <= HOPPER_LAUNCH.block_m
     return has_heads and block_size >= _LEAST_BLOCK and HOPPER_LAUNCH.block_n % block_size == 0

@@ -12,12 +12,11 @@ import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace.kernels.triton.few_rows_kernel import MAX_ROWS, TILE, few_rows_kernel
-from headrace.kernels.triton.launch import architecture, compile_ahead, launch_options
+from headrace.kernels.triton.launch import compile_ahead, has_wgmma, launch_options
 
 WARM_ROWS = (16, 32, 64)
 """Numbers of rows that have kernels of their own."""
 
-_HOPPER = 9
 _SHARED_BYTES = 227 << 10
 """Of a program of Hopper's."""
 
@@ -63,7 +62,7 @@ def few_rows_shape(num_rows: int, num_outputs: int, num_inputs: int) -> FewRowsS
 
 def suits_few_rows(dtype: torch.dtype) -> bool:
     """Whether the device has the kernel's units, and for this type."""
-    return architecture() // 10 == _HOPPER and dtype in (torch.bfloat16, torch.float16)
+    return has_wgmma() and dtype in (torch.bfloat16, torch.float16)
 
 
 def takes_few_rows(x: torch.Tensor, weight: torch.Tensor) -> bool:

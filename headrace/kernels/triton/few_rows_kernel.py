@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from headrace.kernels.triton.launch import let_next_start, wait_for_previous
+from headrace.kernels.triton.ring_slots import next_slot
 
 MAX_ROWS = 64
 """Of x: those of one operand of the matrix units."""
@@ -24,12 +25,6 @@ _ROWS = gl.constexpr(MAX_ROWS)
 _COPYING_REGISTERS = gl.constexpr(40)
 TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 """Of weights and x, as the copy engine leaves them and the matrix units read them."""
-
-
-@gluon.jit
-def _next(slot, phase, NUM_STAGES: gl.constexpr):
-    is_last = slot == NUM_STAGES - 1
-    return gl.where(is_last, 0, slot + 1), gl.where(is_last, phase ^ 1, phase)
 
 
 @gluon.jit
@@ -57,7 +52,7 @@ def _copy_rounds(x, weight, rings, barriers, row, num_rounds, PDL: gl.constexpr)
         tma.async_copy_global_to_shared(weight, [row, number * K], full.index(slot), ring.index(slot))
         rows = x_ring.index(slot).slice(0, COPIED, dim=0)
         tma.async_copy_global_to_shared(x, [0, number * K], full.index(slot), rows)
-        slot, phase = _next(slot, phase, NUM_STAGES)
+        slot, phase = next_slot(slot, phase, NUM_STAGES)
 
 
 @gluon.jit
@@ -75,7 +70,7 @@ def _multiply(rings, barriers, row, num_rounds, to, HAS_BIAS: gl.constexpr):
         # products under way at the end of a round would be made synchronous by the assembler
         acc = hopper.warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index(slot), count=1)
-        slot, phase = _next(slot, phase, NUM_STAGES)
+        slot, phase = next_slot(slot, phase, NUM_STAGES)
     _store(acc, row, to, HAS_BIAS)
 
 

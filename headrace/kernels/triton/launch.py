@@ -28,6 +28,7 @@ INTERPRETED: bool = knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on the CPU."""
 
 _DEPENDENT_LAUNCH_ARCH = 90
+_HOPPER = 9
 _INTERPRETED_MULTIPROCESSORS = 3
 
 
@@ -55,6 +56,11 @@ def max_shared_bytes(device: torch.device) -> int:
 def architecture() -> int:
     """Compute capability of the current device, 90 for 9.0; 0 in the interpreter."""
     return 0 if INTERPRETED else int(driver.active.get_current_target().arch)
+
+
+def has_wgmma() -> bool:
+    """Whether the device has the asynchronous matrix units of several kernels here: Hopper's alone."""
+    return architecture() // 10 == _HOPPER
 
 
 @functools.cache

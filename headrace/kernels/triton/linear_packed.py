@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headrace.kernels.affine_matrix import AffineMatrix
 from headrace.kernels.reference.linear_packed import round_inputs
-from headrace.kernels.triton.launch import architecture, launch_options
+from headrace.kernels.triton.launch import has_wgmma, launch_options
 from headrace.kernels.triton.linear import cublas
 from headrace.kernels.triton.linear_packed_kernels import (
     decode_rows_kernel,
@@ -42,7 +42,6 @@ MAX_FP32_ROWS = 32
 """The same where the matrix units do not multiply: large tiles do not fit registers."""
 
 _DECODED = DecodedShape(64 << 20)
-_HOPPER = 9
 _SUMS_PER_PROGRAM = 1024
 _PREFETCH_BYTES = 256
 _NUMBERS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -95,11 +94,6 @@ def chunk_sizes(matrix: WordMatrix) -> tuple[int, int]:
     config = _config(matrix, None, 1, 1, CHUNK_WORDS)
     each = matrix.scales.element_size() * (2 if config.has_minimums else 1)
     return config.chunk, config.num_spans * each
-
-
-def has_wgmma() -> bool:
-    """Whether the device has the asynchronous matrix units of two kernels here: Hopper's alone."""
-    return architecture() // 10 == _HOPPER
 
 
 def _is_aligned(x: Tensor) -> bool:

@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from headrace.kernels.triton.gluon_names import async_load
 from headrace.kernels.triton.packed_ring_config import COPY_WARPS, GROUP
+from headrace.kernels.triton.ring_slots import next_slot
 from headrace.kernels.triton.stack_places import NUM_PLACES
 from headrace.kernels.triton.weight_ring import NUM_WARPS, ROWS
 from headrace.kernels.triton.word_matrix import CHUNK_WORDS
@@ -72,13 +73,6 @@ def make_packed_ring(R: gl.constexpr):
 
 
 @gluon.jit
-def next_slot(slot, phase, R: gl.constexpr):
-    """And the parity of its barriers, which changes from round to round."""
-    is_last = slot == R.num_slots - 1
-    return gl.where(is_last, 0, slot + 1), gl.where(is_last, phase ^ 1, phase)
-
-
-@gluon.jit
 def num_tiles(PART: gl.constexpr, R: gl.constexpr):
     """Rows of tiles of this program, none perhaps."""
     return gl.cdiv(R.row_tiles(PART) - gl.program_id(0), gl.num_programs(0))
@@ -125,7 +119,7 @@ def _copy_part(ring, matrix, slot, phase, PART: gl.constexpr, R: gl.constexpr):
             if R.has_minimums:
                 _copy_scales(minimums, slot, minimums_ptr + first, round, PART, R)
             async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
-            slot, phase = next_slot(slot, phase, R)
+            slot, phase = next_slot(slot, phase, R.num_slots)
     return slot, phase
 
 

@@ -22,6 +22,7 @@ from headrace.kernels.triton.packed_wgmma_kernel import (
     product_layout,
     x_copy_layout,
 )
+from headrace.kernels.triton.ring_slots import next_slot
 from headrace.kernels.triton.weight_ring import FLAT, ROWS
 
 GROUP_WARPS = gl.constexpr(4)
@@ -84,13 +85,7 @@ def _copy_chunks(
             ask_matrix(rings, slot, codes_ptr, scales_ptr, minimums_ptr, chunk, row, num_outputs, stride, C)
         _ask_x(x_ring, slot, x_ptr, chunk, token, num_rows, x_stride, C)
         async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
-        slot, phase = _next(slot, phase, NUM_STAGES)
-
-
-@gluon.jit
-def _next(slot, phase, NUM_STAGES: gl.constexpr):
-    is_last = slot == NUM_STAGES - 1
-    return gl.where(is_last, 0, slot + 1), gl.where(is_last, phase ^ 1, phase)
+        slot, phase = next_slot(slot, phase, NUM_STAGES)
 
 
 @gluon.jit
@@ -136,7 +131,7 @@ def _multiply(
         # products under way at the end of a round would be made synchronous by the assembler
         acc = hopper.warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index(slot), count=1)
-        slot, phase = _next(slot, phase, NUM_STAGES)
+        slot, phase = next_slot(slot, phase, NUM_STAGES)
     _store(acc, x_ring, done, to, token, row + WHICH * HALF, split, WHICH, C)
 
 

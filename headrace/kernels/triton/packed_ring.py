@@ -12,8 +12,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from headrace.kernels.triton.packed_copies import next_slot, num_tiles
+from headrace.kernels.triton.packed_copies import num_tiles
 from headrace.kernels.triton.packed_ring_config import CHUNK
+from headrace.kernels.triton.ring_slots import next_slot
 from headrace.kernels.triton.weight_ring import FLAT, NUM_WARPS, ROWS, finish_rows
 from headrace.kernels.triton.word_matrix import CHUNK_WORDS
 
@@ -163,7 +164,7 @@ def packed_product(
             if R.has_minimums:
                 floors = _load_scales(minimums, slot, x_sums, round, R)
             mbarrier.arrive(empty.index(slot), count=1)
-            slot, phase = next_slot(slot, phase, R)
+            slot, phase = next_slot(slot, phase, R.num_slots)
             sums = gl.inline_asm_elementwise(
                 R.product_ptx, R.product_constraints, operands, dtype=R.product_types, is_pure=False, pack=4
             )
