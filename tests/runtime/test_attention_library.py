@@ -105,16 +105,17 @@ def test_it_is_left_out_where_the_engines_own_kernel_is_faster(
 ) -> None:
     pytest.importorskip("triton")
     from headrace.kernels.triton import attention_hopper_tiles as tiles
+    from headrace.kernels.triton import launch
 
     monkeypatch.setattr(attention_library, "why_not_device", lambda kernels, device: None)
     monkeypatch.setattr(attention_library, "compute_capability", lambda device: (9, 0))
     monkeypatch.setattr(tiles, "INTERPRETED", False)
-    monkeypatch.setattr(tiles, "architecture", lambda: 90)
+    monkeypatch.setattr(launch, "architecture", lambda: 90)
     wide = dataclasses.replace(arch, head_dim=128)
     assert make("auto", wide) is None and make("cudnn", wide) is not None
     assert make("auto", dataclasses.replace(arch, head_dim=96)) is not None
     assert make("auto", wide, block_size=8) is not None
-    monkeypatch.setattr(tiles, "architecture", lambda: 100)
+    monkeypatch.setattr(launch, "architecture", lambda: 100)
     assert make("auto", wide) is not None
 
 
