@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -44,8 +44,10 @@ GET_ROUTES: dict[str, Getter] = {
     "/v1/models": probe_routes.list_models,
     "/v1/models/{model:path}": probe_routes.show_model,
 }
-# Query parameters of GET routes that take some.
+# Query parameters of the server's own routes that take some.
 QUERY_PARAMETERS: dict[str, tuple[str, ...]] = {"/cache": ("max_nodes",)}
+# Their clients send parameters of their own accord (?beta=true, ?api-version=…), which change no answer here.
+CLIENT_APIS = "/v1/"
 # Requests for answers: those that are refused are counted.
 ANSWER_ROUTES: dict[str, Poster] = {
     "/v1/completions": generation_routes.create_completion,
@@ -84,8 +86,7 @@ def build_app(context: ServerContext) -> ASGIApp:
 
 def _build_router(context: ServerContext) -> Starlette:
     routes = [
-        Route(path, _get(context, handler, path in OPEN_ROUTES, QUERY_PARAMETERS.get(path, ())))
-        for path, handler in {**OPEN_ROUTES, **GET_ROUTES}.items()
+        Route(path, _get(context, handler, path)) for path, handler in {**OPEN_ROUTES, **GET_ROUTES}.items()
     ]
     routes += [
         Route(path, _post(context, handler, path), methods=["POST"]) for path, handler in POST_ROUTES.items()
@@ -97,12 +98,12 @@ def _build_router(context: ServerContext) -> Starlette:
     return router
 
 
-def _get(context: ServerContext, handler: Getter, is_open: bool, known: Sequence[str]) -> Endpoint:
+def _get(context: ServerContext, handler: Getter, path: str) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
-            if not is_open:
+            if path not in OPEN_ROUTES:
                 _check_key(context, request)
-            check_query(request, known)
+            _check_query(request, path)
             return await handler(context, request)
         except Exception as error:
             return error_response(error)
@@ -116,6 +117,7 @@ def _post(context: ServerContext, handler: Poster, path: str) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             _check_key(context, request)
+            _check_query(request, path)
             body = await read_body(request, context.config.max_body_bytes)
             return await while_connected(request.receive, _run(context, handler, request, body))
         except Exception as error:
@@ -128,6 +130,11 @@ def _post(context: ServerContext, handler: Poster, path: str) -> Endpoint:
 
 async def _run(context: ServerContext, handler: Poster, request: Request, body: bytes) -> Response:
     return await handler(context, request, body)
+
+
+def _check_query(request: Request, path: str) -> None:
+    if not path.startswith(CLIENT_APIS):
+        check_query(request, QUERY_PARAMETERS.get(path, ()))
 
 
 def _check_key(context: ServerContext, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Query parameters: what a route does not know is refused, as unknown fields of bodies are."""
+"""Query parameters: what one of the server's own routes does not know is refused, as unknown fields of bodies are."""
 
 from __future__ import annotations
 

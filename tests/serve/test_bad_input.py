@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from headrace.serve.app import GET_ROUTES, OPEN_ROUTES
 from headrace.serve.body import refuse_repeated
 from tests.serve.launch import LaunchedServer
 
@@ -387,32 +386,3 @@ def test_a_thousand_bad_requests_and_then_a_good_one(server: LaunchedServer) -> 
         assert answer.status_code < 500, (raw, answer.text)
     assert server.complete("Hi", max_tokens=3).status_code == 200
     server.wait_metric("num_requests_running", 0)
-
-
-GET_PATHS = ["/health", "/health/ready", "/health/live", "/ping", "/version", "/metrics", "/cache", "/v1/models",
-             "/v1/models/smollm2"]  # fmt: skip
-
-
-@pytest.mark.parametrize("path", GET_PATHS)
-def test_query_parameters_that_a_route_does_not_know(server: LaunchedServer, path: str) -> None:
-    plain = server.http.get(
-        path, headers={"accept": "application/openmetrics-text;q=0.9,text/html;q=0.5,*/*;q=0.1"}
-    )
-    assert plain.status_code == 200 and server.http.get(path + "?").status_code == 200
-    for query in ("max_node=5", "x", "max_node=5&max_nodes=5", "%ff=1"):
-        error = refused(server.http.get(f"{path}?{query}"))
-        assert (
-            error["code"] == "unknown_parameter" and f"GET {path} has no query parameter" in error["message"]
-        )
-    error = refused(server.http.get(f"{path}?max_node=5"), param="max_node")
-    known = "it takes 'max_nodes'; did you mean 'max_nodes'?" if path == "/cache" else "it takes none"
-    assert "'max_node'" in error["message"] and known in error["message"]
-
-
-def test_a_query_parameter_twice(server: LaunchedServer) -> None:
-    error = refused(server.http.get("/cache?max_nodes=5&max_nodes=6"), param="max_nodes")
-    assert error["code"] == "repeated_parameter"
-
-
-def test_every_get_route_is_asked() -> None:
-    assert {path.replace("{model:path}", "smollm2") for path in OPEN_ROUTES | GET_ROUTES} == set(GET_PATHS)
