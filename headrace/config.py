@@ -163,7 +163,9 @@ class SharingConfig:
         0, "host memory for cached blocks that the device has no room for; 0 is none"
     )
     disk_cache_path: str | None = knob(None, "folder for cached blocks in files, which outlive the process")
-    disk_cache_bytes: int = knob(16 << 30, "bytes of files for one model in disk_cache_path at most")
+    disk_cache_bytes: int = knob(
+        16 << 30, "bytes of files in disk_cache_path at most, those of all models together"
+    )
     tier_cache_dtype: Literal["auto", "int8", "int4"] = knob(
         "auto",
         "form of blocks in host memory and files: auto is that of the device's, the others are smaller and lossy",

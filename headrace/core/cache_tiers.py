@@ -30,10 +30,11 @@ _KNOWN_KEYS = 256
 
 
 class TierStats(msgspec.Struct):
-    """Counts since the start; the numbers of blocks are of now."""
+    """Counts since the start; the numbers of blocks and bytes are of now."""
 
     num_host_blocks: int = 0
     num_disk_blocks: int = 0
+    num_disk_bytes: int = 0
     host_hit_tokens: int = 0
     disk_hit_tokens: int = 0
     num_stored_blocks: int = 0
@@ -179,7 +180,9 @@ class TieredCache:
         """Counters and sizes."""
         stats = msgspec.structs.replace(self._stats)
         stats.num_host_blocks = len(self._slots)
-        stats.num_disk_blocks = 0 if self._disk is None else len(self._disk)
+        if self._disk is not None:
+            stats.num_disk_blocks = len(self._disk)
+            stats.num_disk_bytes = self._disk.num_bytes()
         return stats
 
     def reset(self) -> None:

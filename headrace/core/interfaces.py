@@ -125,6 +125,9 @@ class DiskBlocks(Protocol):
     def clear(self) -> None:
         """Remove all files."""
 
+    def num_bytes(self) -> int:
+        """Of all files that count towards the bound, other models' included, as far as it is known."""
+
     def files_left(self) -> tuple[int, str] | None:
         """(files that the last ``clear`` could not remove, why); None while it goes on. The next start finds them."""
 

@@ -44,6 +44,7 @@ class EngineStats(msgspec.Struct):
     prefix_hit_tokens: int
     num_host_blocks: int = 0
     num_disk_blocks: int = 0
+    num_disk_bytes: int = 0
     host_hit_tokens: int = 0
     disk_hit_tokens: int = 0
     num_stored_blocks: int = 0

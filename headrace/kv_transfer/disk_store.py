@@ -6,17 +6,16 @@ dies leaves nothing half written under a block's name. Each begins with a header
     magic [8]  fingerprint [16]  key [16]  payload bytes uint64  crc32 of the payload uint32
 
 and lies in a folder named for the fingerprint, which tells model, weights, types and layout apart: other models' files
-are never looked at. A file that does not fit its header or its checksum is removed and its block computed again. Full
-or read-only disks cost their blocks and nothing else.
+are never opened, but they count towards the bound and leave first (``other_folders``). A file that does not fit its
+header or its checksum is removed and its block computed again. Full or read-only disks cost their blocks and nothing
+else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
-import socket
 import struct
 import threading
 import time
@@ -27,7 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from headrace.errors import ConfigError
+from headrace.kv_transfer.block_files import block_name, scan_folder, temporary_name
 from headrace.kv_transfer.file_removal import FileRemoval
+from headrace.kv_transfer.folder_lock import FolderLock
+from headrace.kv_transfer.other_folders import OtherFolders
 from headrace.kv_transfer.transfer import BlockTransfer
 
 logger = logging.getLogger(__name__)
@@ -40,14 +42,8 @@ MAX_WAITING_WRITES = 64
 RETRY_S = 30.0
 """After a failed write none is tried for so long."""
 
-MAX_WRITE_S = 3600.0
-"""A file that still has a temporary name after so long was left behind."""
-
-_CLOCK_SLACK_S = 5.0
-"""A process that began later than this after a file was written did not write it."""
-
-_HOST = hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
-"""Processes are numbered by host, and containers that share a folder are hosts of their own."""
+LOOK_S = 30.0
+"""While blocks are written, what other processes did to the directory is looked at so often."""
 
 
 class DiskStore:
@@ -57,18 +53,19 @@ class DiskStore:
         folder: made if need be; shared by all models.
         fingerprint: 16 bytes, of all that the meaning of a block's bytes depends on.
         block_bytes: bytes of a block.
-        max_bytes: of all files of this fingerprint; the least recently used leave.
+        max_bytes: of all blocks' files under ``folder``; those of fingerprints that no process uses leave first, then
+            the least recently used of this one.
 
     Raises: ConfigError when ``max_bytes`` does not hold one block.
     """
 
     def __init__(self, folder: Path, fingerprint: bytes, block_bytes: int, max_bytes: int) -> None:
         self._file_bytes = _HEADER.size + block_bytes
-        self._max_files = max_bytes // self._file_bytes
-        if not self._max_files:
+        if max_bytes < self._file_bytes:
             raise ConfigError(
                 f"disk_cache_bytes is {max_bytes}, less than one block's file of {self._file_bytes} bytes; raise it"
             )
+        self._max_bytes = max_bytes
         self._folder = folder / fingerprint.hex()
         self._fingerprint = fingerprint
         self._block_bytes = block_bytes
@@ -83,13 +80,18 @@ class DiskStore:
         self._silent_until: dict[str, float] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-disk")
         self._removal = FileRemoval(self._folder, self._thread)
+        self._use = FolderLock(self._folder)
+        self._others = OtherFolders(folder, self._folder.name)
+        self._look_at = 0.0
         try:
+            self._use.hold()
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._scan()
+            self._files = OrderedDict.fromkeys(self._scan())
         except OSError as error:
             self._complain("cannot be opened", error)
             self._quiet_until = time.monotonic() + RETRY_S
         self._make_room()
+        self._thread.submit(self._look_around)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -153,22 +155,46 @@ class DiskStore:
         """See ``DiskBlocks``."""
         return self._removal.files_left()
 
+    def num_bytes(self) -> int:
+        """See ``DiskBlocks``."""
+        return len(self._files) * self._file_bytes + self._others.num_bytes
+
     def shutdown(self) -> None:
         """Write what waits, then stop."""
         self._thread.shutdown(wait=True)
+        self._use.release()
 
-    def _scan(self) -> None:
-        """Find what an earlier process left; what a crash left half written is removed."""
-        found = []
-        for entry in os.scandir(self._folder):
-            key = _key_of(entry.name)
+    def _scan(self) -> list[bytes]:
+        """Blocks that are there, the least recently used first; what a crash left half written is removed."""
+        contents = scan_folder(self._folder)
+        is_whole = {block.key: block.num_bytes == self._file_bytes for block in contents.blocks}
+        for path in contents.left_over:
             with contextlib.suppress(OSError):
-                status = entry.stat()
-                if key is not None and status.st_size == self._file_bytes:
-                    found.append((status.st_mtime_ns, key))
-                elif key is not None or _is_left_over(entry.name, status.st_mtime):
-                    os.unlink(entry.path)
-        self._files = OrderedDict((key, None) for _, key in sorted(found))
+                os.unlink(path)
+        self._unlink_all([key for key in is_whole if not is_whole[key]])
+        self._others.say_unknown([f"{self._folder.name}/{name}" for name in contents.unknown])
+        return [key for key in is_whole if is_whole[key]]
+
+    def _look_around(self) -> None:
+        """See what is in the directory beside this folder, and make room."""
+        self._look_at = time.monotonic() + LOOK_S
+        try:
+            self._use.hold()
+            self._others.look()
+        except OSError as error:
+            self._complain("cannot be looked at", error)
+        self._make_room()
+
+    def _take_in(self, epoch: int) -> None:
+        """What other processes wrote to this folder or removed from it. Raises OSError."""
+        keys = self._scan()
+        with self._lock:
+            if epoch == self._epoch:
+                for key in self._files.keys() - set(keys):
+                    del self._files[key]
+                    self._doubted.discard(key)
+                for key in keys:
+                    self._files.setdefault(key)
 
     def _read(self, key: bytes, out: memoryview) -> bool:
         """Fill ``out``; whether the file is whole and what it should be. Raises OSError."""
@@ -188,6 +214,9 @@ class DiskStore:
             if epoch == self._epoch:
                 self._make_folder()
                 num_done = int(self._is_there(key) or self._put(key, payload, epoch))
+                if time.monotonic() >= self._look_at:
+                    self._take_in(epoch)
+                    self._look_around()
                 self._make_room()
         except FileNotFoundError:
             self._forget_lost(key)  # the folder was removed just now: the next write makes it
@@ -202,6 +231,7 @@ class DiskStore:
     def _make_folder(self) -> None:
         """Again, if somebody removed it; the files are gone with it. Raises OSError."""
         if not self._folder.is_dir():
+            self._use.hold()
             self._folder.mkdir(parents=True, exist_ok=True)
             self._forget_all()
 
@@ -217,7 +247,7 @@ class DiskStore:
 
     def _put(self, key: bytes, payload: memoryview, epoch: int) -> bool:
         """Write a whole file, then give it its name; False if all was cleared meanwhile. Raises OSError."""
-        temporary = self._folder / f"{key.hex()}.{_HOST}-{os.getpid()}.tmp"
+        temporary = self._folder / temporary_name(key)
         try:
             with temporary.open("wb") as file:
                 file.write(_HEADER.pack(*self._header(key, payload)))
@@ -238,10 +268,12 @@ class DiskStore:
         return False
 
     def _make_room(self) -> None:
-        """Remove the least recently used of too many files."""
+        """Remove files that no process uses, then the least recently used of too many."""
+        self._others.remove(self.num_bytes() - self._max_bytes)
+        max_files = max(1, self._others.room(self._max_bytes) // self._file_bytes)
         while True:
             with self._lock:
-                if len(self._files) <= self._max_files:
+                if len(self._files) <= max_files:
                     return
                 key, _ = self._files.popitem(last=False)
                 self._doubted.discard(key)
@@ -276,7 +308,7 @@ class DiskStore:
                 self._path(key).unlink(missing_ok=True)
 
     def _path(self, key: bytes) -> Path:
-        return self._folder / f"{key.hex()}.kv"
+        return self._folder / block_name(key)
 
     def _complain(self, what: str, error: OSError, name: str = "") -> None:
         """Say it, each complaint once in a while."""
@@ -286,43 +318,3 @@ class DiskStore:
             logger.warning(
                 "disk cache %s %s: %s; blocks are computed instead", self._folder / name, what, error
             )
-
-
-def _key_of(name: str) -> bytes | None:
-    """The key in a file's name, or None if it is not a block's file."""
-    stem, dot, suffix = name.partition(".")
-    if dot + suffix != ".kv" or len(stem) != 32:
-        return None
-    try:
-        return bytes.fromhex(stem)
-    except ValueError:
-        return None
-
-
-def _is_left_over(name: str, written_at: float) -> bool:
-    """Whether a file has a temporary name, and nobody is at it any more: its process is gone, or an hour went by."""
-    stem, _, suffix = name.rpartition(".")
-    if suffix != "tmp":
-        return False
-    host, _, process = stem.rpartition(".")[2].partition("-")
-    is_gone = host == _HOST and process.isdecimal() and not _may_be_writing(int(process), written_at)
-    return is_gone or time.time() - written_at > MAX_WRITE_S
-
-
-def _may_be_writing(process: int, written_at: float) -> bool:
-    """Whether the process that wrote at a time (seconds since the epoch) is still there.
-
-    A container that starts again numbers its processes as before, and one without an init keeps dead ones as zombies.
-    """
-    try:
-        os.kill(process, 0)
-    except PermissionError:
-        pass
-    except (OSError, OverflowError):
-        return False
-    try:
-        status = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(status[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, AttributeError):  # no Linux: whoever runs may be the one
-        return True
-    return status[0] != "Z" and time.time() - age_s < written_at + _CLOCK_SLACK_S

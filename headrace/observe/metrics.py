@@ -41,6 +41,10 @@ CORE_GAUGES = {
     "num_kv_blocks_cached": ("KV blocks that only the prefix cache holds.", "num_cached_blocks"),
     "num_host_cache_blocks": ("KV blocks in the host memory tier.", "num_host_blocks"),
     "num_disk_cache_blocks": ("KV blocks in the disk tier.", "num_disk_blocks"),
+    "num_disk_cache_bytes": (
+        "Bytes of files in the disk tier's folder, other models' included.",
+        "num_disk_bytes",
+    ),
 }
 CORE_COUNTERS = {
     "num_preemptions": ("Requests set back to free memory for others.", "num_preemptions"),

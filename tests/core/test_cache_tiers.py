@@ -119,6 +119,9 @@ class FakeDisk:
     def clear(self) -> None:
         self.files.clear()
 
+    def num_bytes(self) -> int:
+        return sum(map(len, self.files.values()))
+
     def files_left(self) -> tuple[int, str] | None:
         return 0, ""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.kv_transfer import disk_store
+from headrace.kv_transfer import block_files, disk_store
 from headrace.kv_transfer.disk_store import DiskStore
 
 BLOCK_BYTES = 4096
@@ -248,7 +248,7 @@ def test_a_kill_in_mid_write_leaves_whole_files_only(tmp_path: Path) -> None:
         time.sleep(0.01)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
-    left = tmp_path / PRINT.hex() / f"{key(1 << 40).hex()}.{disk_store._HOST}-{writer.pid}.tmp"
+    left = tmp_path / PRINT.hex() / f"{key(1 << 40).hex()}.{block_files.HOST}-{writer.pid}.tmp"
     left.write_bytes(b"half")
     store = open_store(tmp_path, max_blocks=1 << 20)
     assert len(store) >= 20 and not list(tmp_path.glob("*/*.tmp"))
@@ -336,7 +336,7 @@ def test_files_that_another_process_writes_are_left_to_it(tmp_path: Path) -> Non
     ours, others, old, notes = (
         folder / name
         for name in (
-            f"{block}.{disk_store._HOST}-{sleeper.pid}.tmp",
+            f"{block}.{block_files.HOST}-{sleeper.pid}.tmp",
             f"{block}.00000000-{1 << 22}.tmp",
             f"{block}.99.tmp",
             "notes.txt",
@@ -356,14 +356,14 @@ def test_files_that_another_process_writes_are_left_to_it(tmp_path: Path) -> Non
 def test_a_number_that_is_a_zombies_or_of_another_process_by_now_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_store, "MAX_WRITE_S", math.inf)
+    monkeypatch.setattr(block_files, "MAX_WRITE_S", math.inf)
     store = open_store(tmp_path)
     store.shutdown()
     ended = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
     assert ended.stdout is not None and ended.stdout.read() == b""
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody took note
     zombies, again, mine = (
-        tmp_path / PRINT.hex() / f"{key(number).hex()}.{disk_store._HOST}-{process}.tmp"
+        tmp_path / PRINT.hex() / f"{key(number).hex()}.{block_files.HOST}-{process}.tmp"
         for number, process in ((1, ended.pid), (2, os.getpid()), (3, os.getpid()))
     )
     for path in (zombies, again, mine):
