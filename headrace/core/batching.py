@@ -22,12 +22,13 @@ class ContinuousBatching:
 
     Without a limit (infinite ``max_stall_ms``) a prompt gets all that the budget and its pace (``PromptPace``) leave.
     With no stream running a step may take ``idle_factor`` times as long, so that cancels and new requests are never far
-    from a step's end. While others wait, the first prompt of a step takes half of what fits: a short prompt
+    from a step's end. Until the cost model has seen prompts, a step has ``unknown_chunk_tokens`` at most, times that
+    factor where no stream runs. While others wait, the first prompt of a step takes half of what fits: a short prompt
     beside a long one starts within a few steps, and the long one always advances.
     """
 
     min_chunk_tokens = 16
-    unfitted_chunk_tokens = 256
+    unknown_chunk_tokens = 256
     idle_factor = 4
 
     def __init__(self, cost_model: CostModel, max_stall_ms: float) -> None:
@@ -50,11 +51,13 @@ class ContinuousBatching:
         if math.isinf(self._max_stall_ms):
             return wanted
         is_first = features.num_requests == decodes
+        scale = 1 if decodes else self.idle_factor
+        allowed = wanted
+        if not self._cost_model.knows_prompts:  # all prompts of the step together
+            allowed = max(0, min(wanted, self.unknown_chunk_tokens * scale - features.num_tokens))
         if self._cost_model.is_fitted:
-            limit_ms = self._max_stall_ms * (1 if decodes else self.idle_factor)
-            allowed = self._cost_model.max_chunk(features, start, wanted, limit_ms)
-        else:
-            allowed = min(wanted, self.unfitted_chunk_tokens * (1 if decodes else self.idle_factor))
+            limit_ms = self._max_stall_ms * scale
+            allowed = self._cost_model.max_chunk(features, start, allowed, limit_ms)
         if not is_first:
             return allowed
         if has_rivals:

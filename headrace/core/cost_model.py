@@ -8,12 +8,14 @@ are kept, and take in a fit's new observations at once, so an observation costs 
 
 Beside that a device has its moods: neighbours, heat, weights that a cache keeps between small steps but not after a
 large one. They last for tens of steps, longer than a step and shorter than the fit's memory; so the last errors of
-steps of a like size correct the next prediction (the pace).
+steps of a like size correct the next prediction (the pace). A new fit has other errors, so each makes the pace anew
+from the last steps: what it has learned would be corrected once more by the errors of the fit before it.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from operator import mul
 
 import msgspec
@@ -32,6 +34,8 @@ _PACE_LIMITS = (4, 16, 64)
 _PACE_GAIN = 0.5
 _PACE_MOST = 0.7
 """Of the logarithm of an error: one step that took twice as long, as others do not, moves the pace by two fifths."""
+_PACE_STEPS = 4
+"""Of each size, which tell the pace after a fit."""
 _FORGET = 0.998
 _MIN_OBSERVATIONS = 8
 _REFIT_EVERY = 8
@@ -86,6 +90,9 @@ class CostModel:
         self._moment = np.zeros(_NUM_TERMS)
         self._coefficients = [0.0] * _NUM_TERMS
         self._pace = [0.0] * (len(_PACE_LIMITS) + 1)  # logarithms
+        self._recent: list[deque[tuple[StepFeatures, float]]] = [
+            deque(maxlen=_PACE_STEPS) for _ in self._pace
+        ]
 
     @property
     def is_fitted(self) -> bool:
@@ -104,11 +111,13 @@ class CostModel:
             return
         if self.is_fitted:
             self._follow(features, elapsed_ms)
+        self._recent[_size_of(features)].append((features, elapsed_ms))
         self._new.append((_terms(features), elapsed_ms))
         self.num_observations += 1
         self._num_long_observations += features.num_tokens > _HINGES[-1]
         if self.num_observations <= 2 * _MIN_OBSERVATIONS or self.num_observations % _REFIT_EVERY == 0:
             self._fit()
+            self._follow_again()
 
     def predict_ms(self, features: StepFeatures) -> float:
         """Expected time of a step in milliseconds; 0 before any fit."""
@@ -117,6 +126,8 @@ class CostModel:
     def forget_pace(self) -> None:
         """What follows is not of the mood of the last steps."""
         self._pace = [0.0] * len(self._pace)
+        for steps in self._recent:
+            steps.clear()
 
     def prefers(self, shared: StepFeatures, apart: StepFeatures) -> bool:
         """True if reading shared spans once is expected to be no slower than each request reading for itself."""
@@ -164,6 +175,13 @@ class CostModel:
         if predicted > 0:
             error = math.log(elapsed_ms / predicted)
             self._pace[_size_of(features)] += _PACE_GAIN * max(-_PACE_MOST, min(_PACE_MOST, error))
+
+    def _follow_again(self) -> None:
+        """The pace that the last steps of each size tell, by the coefficients as they are now."""
+        self._pace = [0.0] * len(self._pace)
+        for steps in self._recent:
+            for features, elapsed_ms in steps:
+                self._follow(features, elapsed_ms)
 
     def _fit(self) -> None:
         """Non-negative least squares by coordinate descent on the normal equations, from the last solution."""

@@ -29,3 +29,16 @@ def test_without_a_longest_stall_nothing_is_cut(is_fitted: bool, num_decodes: in
     wanted = (num_decodes, features(num_decodes), 0, WANTED, True)
     assert ContinuousBatching(model, math.inf).chunk_tokens(*wanted) == WANTED
     assert ContinuousBatching(model, 250.0).chunk_tokens(*wanted) < WANTED
+
+
+@pytest.mark.parametrize("num_decodes", [0, 4])
+def test_the_prompts_of_a_step_share_what_is_allowed_before_anything_is_known(num_decodes: int) -> None:
+    batching, step = ContinuousBatching(CostModel(), 250.0), features(num_decodes)
+    chunks = []
+    for _ in range(20):
+        chunk = batching.chunk_tokens(num_decodes, step, 0, 100, False)
+        if not chunk:
+            break
+        step.add(0, chunk, samples=True)
+        chunks.append(chunk)
+    assert sum(chunks) + num_decodes == 256 * (1 if num_decodes else 4)

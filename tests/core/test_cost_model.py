@@ -104,6 +104,22 @@ def test_a_machine_that_is_slow_for_a_while() -> None:
     assert model.predict_ms(decode) == pytest.approx(usual[0], rel=0.15)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_errors_of_the_old_fit_do_not_correct_the_new_one(seed: int) -> None:
+    """Decodes alone do not tell what a prompt's tokens cost; a fit that has learned it must be believed at once."""
+    rng, model = random.Random(seed), CostModel()
+    for length in range(40):
+        model.observe(decodes(1 + length % 2), 4.0)
+    ratios = []
+    for number in range(24):
+        num_tokens = rng.randint(100, 600)
+        chunk, ms = StepFeatures(num_tokens, 12, 12, 2 * num_tokens, 40.0 * num_tokens), 5 + 0.4 * num_tokens
+        if number >= 8:
+            ratios.append(model.predict_ms(chunk) / ms)
+        model.observe(chunk, ms)
+    assert min(ratios) > 0.7 and max(ratios) < 1.5, ratios
+
+
 def test_max_chunk_is_the_largest_that_fits() -> None:
     model, base = fitted(), StepFeatures()
     for _ in range(16):
