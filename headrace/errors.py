@@ -8,7 +8,6 @@ HeadraceError
 ├── CapacityError              no room now: waiting queue full, or a request that can never fit
 ├── GrammarError               a constraint that cannot be compiled or satisfied
 ├── DeviceMemoryError          the device has no memory left; carries the ledger and the setting that helps
-├── TransferError              KV blocks could not be moved between tiers or replicas
 └── EngineDeadError            the engine stopped; carries the cause
 
 User mistakes raise one of these with the value, the limit and the fix in the sentence; ``assert`` is kept for
@@ -65,10 +64,6 @@ class GrammarError(RequestError):
 
 class DeviceMemoryError(HeadraceError):
     """The device has no memory left; the message holds the ledger and the one setting that fixes it."""
-
-
-class TransferError(HeadraceError):
-    """A move of KV blocks failed; the blocks are recomputed instead."""
 
 
 class EngineDeadError(HeadraceError):

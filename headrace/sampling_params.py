@@ -75,7 +75,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, metaclass
     prompt_logprobs: the same for prompt tokens.
     logprobs_from: index of the first prompt token whose log-probability is wanted; the prefix cache may be used
         up to the token before it.
-    detokenize: False leaves text empty.  skip_special_tokens, spaces_between_special_tokens: as in tokenizers.
+    detokenize: False leaves text empty.  skip_special_tokens: as in tokenizers.
+    spaces_between_special_tokens: changes nothing, since no tokenizer here puts spaces between special tokens.
     bad_words: texts that must not appear.  bad_word_ids: the same as token id lists (filled from bad_words).
     logit_bias: token id -> number in [-100, 100] added to its logit.
     allowed_token_ids: if given, no other token is sampled.

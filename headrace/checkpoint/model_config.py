@@ -115,11 +115,6 @@ class ModelArchitecture:
             return max(self.max_position_embeddings, stretched)
         return self.max_position_embeddings
 
-    @property
-    def is_sliding(self) -> bool:
-        """Whether any layer has a sliding window."""
-        return any(window is not None for window in self.layer_windows)
-
     @classmethod
     def from_hf_config(
         cls,

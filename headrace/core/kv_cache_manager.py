@@ -67,11 +67,6 @@ class KVCacheManager:
     # ---- counts ---------------------------------------------------------------------------------------------
 
     @property
-    def num_free_blocks(self) -> int:
-        """Blocks reusable now."""
-        return self.pool.num_free
-
-    @property
     def num_fenced_blocks(self) -> int:
         """Blocks that only steps in flight hold."""
         return self.pool.num_fenced
@@ -85,10 +80,6 @@ class KVCacheManager:
     def num_usable_blocks(self) -> int:
         """Blocks that requests can get without a preemption: free and evictable."""
         return self.pool.num_free + self.cache.num_evictable_blocks
-
-    def blocks_needed(self, request: Request, num_tokens: int) -> int:
-        """Further blocks, over all groups, for a request to hold ``num_tokens`` tokens."""
-        return max(0, -(-(num_tokens - request.capacity_tokens) // self.block_size)) * self.num_groups
 
     def max_tokens_of_one_request(self, max_step_tokens: int = 1) -> int:
         """The longest request that fits when it is alone.
@@ -155,7 +146,7 @@ class KVCacheManager:
         match = self._match(request, match.num_tokens, None)
         return self._admit(request, match, num_tokens, step_id, reserve_blocks)
 
-    def grow(self, request: Request, num_tokens: int, step_id: int) -> bool:
+    def grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for ``num_tokens`` tokens; False, and nothing held, if there are not enough blocks now."""
         if num_tokens <= request.capacity_tokens:
             return True

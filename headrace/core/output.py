@@ -85,11 +85,6 @@ class SchedulerOutput(msgspec.Struct):
     block_copies: list[BlockCopy] = []
     shared_prefixes: list[SharedPrefix] = []
 
-    @property
-    def total_num_tokens(self) -> int:
-        """Tokens computed in this step."""
-        return sum(self.num_tokens)
-
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
     """Log-probabilities at one position: the token itself first, then the top ones in falling order.
@@ -160,7 +155,6 @@ class EngineCoreRequest(msgspec.Struct):
     namespace: str = ""
     tenant: str = ""
     priority: int = 0
-    deadline: float | None = None
     constraint: Constraint | None = None
     sample_seed: int | None = None
     is_read_whole: bool = False

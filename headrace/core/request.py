@@ -72,7 +72,6 @@ class Request:
         "capacity_tokens",
         "child_index",
         "chooser",
-        "deadline",
         "eos_token_ids",
         "finish_reason",
         "group_id",
@@ -120,7 +119,6 @@ class Request:
         namespace: str = "",
         tenant: str = "",
         priority: int = 0,
-        deadline: float | None = None,
         sample_seed: int = 0,
         parent: Request | None = None,
         parent_id: str | None = None,
@@ -146,7 +144,6 @@ class Request:
         self.namespace = namespace
         self.tenant = tenant
         self.priority = priority
-        self.deadline = deadline
         self.sample_seed = sample_seed
         self.parent = parent
         self.parent_id = parent_id or request_id
@@ -204,11 +201,6 @@ class Request:
         """How much of it may come from a cache: one token is always computed, and those whose logits are wanted."""
         limit = len(self.token_ids) - 1
         return min(limit, self.next_prompt_logprob - 1) if self.wants_prompt_logprobs else limit
-
-    @property
-    def output_token_ids(self) -> list[int]:
-        """Committed generated tokens."""
-        return self.token_ids[self.num_prompt_tokens :]
 
     @property
     def is_finished(self) -> bool:

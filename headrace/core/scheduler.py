@@ -241,7 +241,7 @@ class Scheduler:
             return False
         if not self.kv.fork(leader, request, shared, step.step_id):
             return False
-        if not self.kv.grow(request, request.num_tokens, step.step_id):
+        if not self.kv.grow(request, request.num_tokens):
             self.kv.free(request)
             request.num_computed_tokens = request.num_committed_tokens = 0
             return False
@@ -273,7 +273,7 @@ class Scheduler:
         """Get blocks for ``num_tokens`` tokens, preempting those after it in order; False if it must wait or went."""
         if num_tokens <= request.capacity_tokens:
             return True
-        while not self.kv.grow(request, num_tokens, step.step_id):
+        while not self.kv.grow(request, num_tokens):
             if self.kv.num_fenced_blocks:
                 return False  # memory comes back when a step in flight completes
             others = (

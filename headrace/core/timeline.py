@@ -8,7 +8,7 @@ import msgspec
 class Timeline(msgspec.Struct):
     """Stamps of one request. Latency receipts, metrics and traces read these; nothing else keeps a clock.
 
-    events: (name, monotonic seconds, cause); names are the request's states plus "first_scheduled".
+    events: (name, monotonic seconds, cause); names are those of ``RequestStatus``.
     token_times: monotonic seconds at which each generated token was committed.
     """
 

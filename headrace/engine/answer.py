@@ -90,7 +90,6 @@ class Answer:
                 self._tokenizer,
                 prompt_token_ids,
                 skip_special_tokens=params.skip_special_tokens,
-                spaces_between_special_tokens=params.spaces_between_special_tokens,
                 stop=params.stop_strings if ends_by_stop else [],
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,

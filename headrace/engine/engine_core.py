@@ -53,11 +53,6 @@ class EngineStats(msgspec.Struct):
     rank_memory_bytes: list[int] = []
     startup_s: dict[str, float] = {}
 
-    @property
-    def kv_cache_usage(self) -> float:
-        """Share of blocks that running requests hold."""
-        return self.num_held_blocks / self.num_kv_blocks
-
 
 REQUESTS_UNFINISHED = "requests_unfinished"
 """``RequestError.code`` of an update of weights that comes too early."""

@@ -65,7 +65,6 @@ class InputProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         tenant: str = "",
-        deadline: float | None = None,
     ) -> ProcessedInput:
         """Check one request.
 
@@ -73,7 +72,6 @@ class InputProcessor:
             clamp_max_tokens: ``max_tokens`` beyond the rest of the context is cut to it (vLLM's ``LLM``); False
                 refuses the request instead (OpenAI's API, and vLLM's server).
             arrival_time: monotonic seconds; now by default.
-            deadline: monotonic seconds after which the answer is of no use.
 
         Raises: RequestError; ``code`` is "context_length_exceeded" when the prompt, or prompt and answer together,
         are too long.
@@ -100,7 +98,6 @@ class InputProcessor:
             namespace=parsed.cache_salt,
             tenant=tenant,
             priority=priority,
-            deadline=deadline,
             constraint=None if wanted is None else self.constraint_of(wanted)[0],
         )
         return ProcessedInput(request, parsed.text)

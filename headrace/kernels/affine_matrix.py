@@ -16,9 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SUPER_COLUMNS = 256
-"""Columns that share a super scale, in ggml's K-quants."""
-
 BLOCK_COLUMNS = 32
 """Columns that share a scale of 8-bit inputs."""
 

@@ -42,12 +42,10 @@ class Platform(Protocol):
     Attributes:
         name: "cpu" or "cuda".
         device: where tensors go.
-        is_pinned_memory_useful: whether copies from pinned host memory run beside other work.
     """
 
     name: str
     device: torch.device
-    is_pinned_memory_useful: bool
 
     def describe(self) -> str:
         """The device in a few words, for logs."""

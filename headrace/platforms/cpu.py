@@ -18,7 +18,6 @@ class CPUPlatform:
     """The CPU. Work is done when a call returns, so events only keep the time."""
 
     name = "cpu"
-    is_pinned_memory_useful = False
 
     def __init__(self, limits: HostLimits | None = None) -> None:
         self.device = torch.device("cpu")

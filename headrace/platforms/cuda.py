@@ -69,7 +69,6 @@ class CUDAPlatform:
     """
 
     name = "cuda"
-    is_pinned_memory_useful = True
 
     def __init__(self, local_rank: int = 0) -> None:
         check_cuda()

@@ -156,11 +156,6 @@ class GraphedSteps:
         self._seen: set[StepKind] = set()
         self._need_no_plan: set[StepKind] = set()  # captured, and whatever the attention's work, right for it
 
-    @property
-    def num_graphs(self) -> int:
-        """Graphs captured so far."""
-        return len(self._replays)
-
     def run(self, step: StepLayout) -> StepResult | None:
         """Run a step; by a graph when its kind has been captured. None: it is too large, run it otherwise."""
         bucket = next((size for size in self._buckets if size >= step.num_tokens), None)

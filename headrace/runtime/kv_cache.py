@@ -88,11 +88,6 @@ class KVCacheLayout:
         """Bytes of one block over all layers of its group."""
         return self.num_layers * self.num_kv_heads * sum(self.plane_bytes)
 
-    def layer_byte_range(self, index: int) -> tuple[int, int]:
-        """[start, end) of the group's ``index``-th layer within a block, K and V."""
-        size = self.bytes_per_block // self.num_layers
-        return index * size, (index + 1) * size
-
 
 class KVCache:
     """All KV blocks of one device: one uint8 tensor [num_blocks, bytes_per_block], shared by all groups.

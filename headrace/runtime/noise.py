@@ -1,8 +1,8 @@
-"""Stateless noise: the 64-bit key of a token to be sampled is a hash of (sample_seed, child_index, position, stream).
+"""Stateless noise: the 64-bit key of a token to be sampled is a hash of (sample_seed, child_index, position).
 
 The same position of the same child gets the same key whatever the batch, the device, a preemption or a discarded step
 did before; the sampler makes one number for each entry of the vocabulary from it. The hash chains the finalizer of
-splitmix64 (Steele, Lea and Flood, 2014) over the four integers.
+splitmix64 (Steele, Lea and Flood, 2014) over the three integers and a zero.
 """
 
 from __future__ import annotations
@@ -14,41 +14,22 @@ import torch
 
 IntArray = TypeVar("IntArray", torch.Tensor, np.ndarray)
 
-TOKEN_STREAM = 0
-"""The stream that picks tokens. Other uses at the same position (accepting a draft, say) take other streams."""
-
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MUL_1 = 0xBF58476D1CE4E5B9
 _MUL_2 = 0x94D049BB133111EB
 
 
-def noise_key(sample_seed: int, child_index: int, position: int, stream: int = TOKEN_STREAM) -> int:
-    """The key of one token, a signed 64-bit integer, in plain Python."""
-    x = sample_seed & _MASK
-    for part in (child_index, position, stream):
-        x = _mix_int((x + (part + 1) * _GOLDEN) & _MASK)
-    return _signed(x)
-
-
-def noise_keys(
-    sample_seed: IntArray, child_index: IntArray, position: IntArray, stream: int = TOKEN_STREAM
-) -> IntArray:
-    """The same keys for many tokens, int64; torch (any device) or numpy, whichever comes in.
+def noise_keys(sample_seed: IntArray, child_index: IntArray, position: IntArray) -> IntArray:
+    """The keys of tokens, int64; torch (any device) or numpy, whichever comes in.
 
     Args:
         sample_seed, child_index, position: int64, of shapes that broadcast. All 64 bits of a seed are used.
     """
     x: Any = sample_seed
-    for part in (child_index, position):
+    for part in (child_index, position, 0):
         x = _mix(x + (part + 1) * _signed(_GOLDEN))
-    return cast(IntArray, _mix(x + _signed((stream + 1) * _GOLDEN)))
-
-
-def _mix_int(x: int) -> int:
-    x = ((x ^ (x >> 30)) * _MUL_1) & _MASK
-    x = ((x ^ (x >> 27)) * _MUL_2) & _MASK
-    return x ^ (x >> 31)
+    return cast(IntArray, x)
 
 
 def _mix(x: Any) -> Any:

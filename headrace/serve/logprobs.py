@@ -52,13 +52,12 @@ class CompletionLogprobs:
 
     Args:
         num_top: how many of the likeliest tokens each entry shows; the token itself is always among them.
-        offset: characters of the answer's text before the first token.
     """
 
-    def __init__(self, names: TokenNames, num_top: int, offset: int = 0) -> None:
+    def __init__(self, names: TokenNames, num_top: int) -> None:
         self._names = names
         self._num_top = num_top
-        self._offset = offset
+        self._offset = 0  # characters of the answer so far
         self._new_lists()
 
     def _new_lists(self) -> None:

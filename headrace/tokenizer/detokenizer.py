@@ -19,8 +19,7 @@ class IncrementalDetokenizer:
     Bytes of an unfinished character and text that may still become a stop string are held back. However the ids are
     divided among calls, the text in the end is the same: ``tokenizer.decode`` of all of them, up to the stop string.
     After a prompt that has text of its own, a first space is kept; an unfinished character at the prompt's end is
-    finished by the answer. Neither kind of tokenizer puts spaces between special tokens, so
-    ``spaces_between_special_tokens`` changes nothing; it is there for those who pass it on.
+    finished by the answer.
 
     Attributes:
         stop_reason: the stop string that was found, or None.
@@ -32,7 +31,6 @@ class IncrementalDetokenizer:
         tokenizer: Tokenizer,
         prompt_ids: Sequence[int] = (),
         skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
         stop: Sequence[str] = (),
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,

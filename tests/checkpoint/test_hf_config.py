@@ -37,7 +37,6 @@ def test_llama_as_published() -> None:
     assert model.rope == RopeConfig(500000.0)
     assert model.local_rope_theta is None
     assert model.layer_windows == (None, None, None)
-    assert not model.is_sliding
     assert model.query_scale == 8**-0.5
     assert (model.bos_token_id, model.eos_token_ids, model.pad_token_id) == (1, (2, 7), None)
     assert model.torch_dtype == "bfloat16"

@@ -256,7 +256,7 @@ class KVSimulation:
             start = request.num_computed_tokens
             known = min(len(sequence.script), request.num_tokens + self.lag)
             end = min(known, start + self.rng.choice([1, 1, 1, 2, 5, 11]))
-            if end <= start or not self.grow(sequence, end, step_id):
+            if end <= start or not self.grow(sequence, end):
                 continue
             works.append((sequence, start, end))
             request.num_computed_tokens, request.last_step_id = end, step_id
@@ -277,10 +277,11 @@ class KVSimulation:
         self.flying.append(step)
         return True
 
-    def grow(self, sequence: Sequence, num_tokens: int, step_id: int) -> bool:
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         request, before = sequence.request, sequence.request.capacity_tokens
-        needed, evictor = self.kv.blocks_needed(request, num_tokens), self.kv.cache.evictor
-        if not self.kv.grow(request, num_tokens, step_id):
+        missing, evictor = max(0, num_tokens - before), self.kv.cache.evictor
+        needed = -(-missing // self.kv.block_size) * self.kv.num_groups
+        if not self.kv.grow(request, num_tokens):
             assert request.capacity_tokens == before
             expects_blocks = self.kv.num_fenced_blocks or evictor.pinned or evictor.in_transfer
             assert expects_blocks or needed > self.kv.num_usable_blocks, "it neither waits nor lacks memory"
@@ -342,4 +343,4 @@ class KVSimulation:
         assert self.kv.num_usable_blocks == self.kv.num_blocks and self.kv.num_fenced_blocks == 0
         assert self.kv.reset_prefix_cache()
         self.check()
-        assert self.kv.num_free_blocks == self.kv.num_blocks and not self.kv.cache.tree.roots
+        assert self.kv.pool.num_free == self.kv.num_blocks and not self.kv.cache.tree.roots

@@ -18,7 +18,7 @@ def admit(kv: KVCacheManager, request: Request, num_tokens: int | None = None, s
 
 def run(kv: KVCacheManager, request: Request, step_id: int = 1) -> None:
     """Compute and commit all known tokens in one step that has completed."""
-    assert kv.grow(request, request.num_tokens, step_id)
+    assert kv.grow(request, request.num_tokens)
     request.last_step_id = step_id
     request.num_computed_tokens = request.num_committed_tokens = request.num_tokens
     kv.take_block_copies()
@@ -146,7 +146,7 @@ def test_nothing_is_shared_with_prefix_caching_off() -> None:
     kv = KVCacheManager([full()], 20, 4, enable_prefix_caching=False)
     cache(kv, text(0, 16))
     assert kv.match(make_request(text(0, 16)), 15).num_tokens == 0
-    assert kv.num_free_blocks == 20 and kv.num_evictable_blocks == 0
+    assert kv.pool.num_free == 20 and kv.num_evictable_blocks == 0
 
 
 def test_matches_follow_tokens_that_were_added() -> None:
@@ -162,20 +162,19 @@ def test_growth_is_told_once_and_in_every_group() -> None:
     kv = KVCacheManager([full(0), full(1)], 20, 4)
     request = make_request(text(0, 4))
     assert admit(kv, request)
-    assert kv.grow(request, 4, 2) and kv.take_new_blocks(request) is None
-    assert kv.blocks_needed(request, 10) == 4
-    assert kv.grow(request, 10, 2) and request.capacity_tokens == 12
+    assert kv.grow(request, 4) and kv.take_new_blocks(request) is None
+    assert kv.grow(request, 10) and request.capacity_tokens == 12
     assert kv.take_new_blocks(request) == [request.block_table[0][1:], request.block_table[1][1:]]
-    assert kv.take_new_blocks(request) is None and kv.blocks_needed(request, 12) == 0
+    assert kv.take_new_blocks(request) is None
 
 
 def test_growth_that_does_not_fit_changes_nothing() -> None:
     kv = KVCacheManager([full()], 4, 4)
     request = make_request(text(0, 8))
     assert admit(kv, request)
-    assert not kv.grow(request, 17, 2)
-    assert request.capacity_tokens == 8 and kv.num_free_blocks == 2
-    assert kv.grow(request, 16, 2)
+    assert not kv.grow(request, 17)
+    assert request.capacity_tokens == 8 and kv.pool.num_free == 2
+    assert kv.grow(request, 16)
 
 
 def test_freed_blocks_wait_for_the_last_step_of_their_request() -> None:
@@ -184,7 +183,7 @@ def test_freed_blocks_wait_for_the_last_step_of_their_request() -> None:
     assert admit(kv, request)
     request.last_step_id = 7
     kv.free(request)
-    assert (kv.num_free_blocks, kv.num_fenced_blocks) == (0, 4)
+    assert (kv.pool.num_free, kv.num_fenced_blocks) == (0, 4)
     other = make_request(text(0, 4), "other")
     assert not admit(kv, other)
     kv.advance(7)
@@ -200,9 +199,9 @@ def test_memory_that_only_steps_in_flight_hold_shows_as_fenced() -> None:
     first.last_step_id = 2  # it ran ahead of its end
     kv.free(first)
     assert kv.num_usable_blocks == 4 and kv.num_fenced_blocks == 0
-    assert not kv.grow(second, 20, 3) and kv.num_fenced_blocks == 1
+    assert not kv.grow(second, 20) and kv.num_fenced_blocks == 1
     kv.advance(2)
-    assert kv.grow(second, 20, 3)
+    assert kv.grow(second, 20)
     kv.check_integrity([second])
 
 
@@ -331,7 +330,7 @@ def test_reset_makes_the_next_match_start_from_nothing() -> None:
     assert not kv.reset_prefix_cache()
     assert kv.match(make_request(text(0, 16)), 15).num_tokens == 0
     kv.free(running)
-    assert kv.reset_prefix_cache() and kv.num_free_blocks == 20
+    assert kv.reset_prefix_cache() and kv.pool.num_free == 20
 
 
 def test_stats_tell_slots_with_tokens_from_slots_that_are_held() -> None:

@@ -69,9 +69,9 @@ def test_without_prefix_caching_released_blocks_wait_for_their_step_only() -> No
     commit(kv, request, 25)
     assert kv.num_fenced_blocks == 5 and kv.num_evictable_blocks == 0
     kv.advance(3)
-    assert kv.num_free_blocks == 20 - 5
+    assert kv.pool.num_free == 20 - 5
     commit(kv, request, 26)
-    assert kv.num_free_blocks == 20 - 5, "position 26 still reads token 21"
+    assert kv.pool.num_free == 20 - 5, "position 26 still reads token 21"
 
 
 def test_windows_of_several_lengths_are_released_each_at_its_time() -> None:

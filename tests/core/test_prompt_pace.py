@@ -50,7 +50,7 @@ class Batch:
     @property
     def rows(self) -> list[int]:
         """Tokens of each step."""
-        return [step.total_num_tokens for step in self.steps]
+        return [sum(step.num_tokens) for step in self.steps]
 
     def prompt_rows(self) -> list[int]:
         """Tokens of each step that are not decodes."""

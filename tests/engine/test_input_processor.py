@@ -44,9 +44,9 @@ def test_text_is_tokenized(processor: InputProcessor) -> None:
 
 def test_token_ids_count_and_text_is_for_show(processor: InputProcessor) -> None:
     prompt = {"prompt": "shown", "prompt_token_ids": [4, 5], "cache_salt": "tenant"}
-    request, shown = processor.process("r", prompt, SamplingParams(), priority=2, tenant="t", deadline=9.0)
+    request, shown = processor.process("r", prompt, SamplingParams(), priority=2, tenant="t")
     assert (request.prompt_token_ids, shown, request.namespace) == ([4, 5], "shown", "tenant")
-    assert (request.priority, request.tenant, request.deadline) == (2, "t", 9.0)
+    assert (request.priority, request.tenant) == (2, "t")
 
 
 def test_the_users_parameters_are_copied(processor: InputProcessor) -> None:

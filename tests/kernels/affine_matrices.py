@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.kernels.affine_matrix import SUPER_COLUMNS, AffineMatrix, GroupScales
+from headrace.kernels.affine_matrix import AffineMatrix, GroupScales
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def random_matrix(kind: Kind, num_rows: int, num_columns: int, seed: int = 0) ->
         shape = (num_rows, num_groups)
         if kind.has_two_levels:
             values = torch.randint(1, 64, shape, dtype=torch.int8, generator=generator)
-            supers = torch.rand((num_rows, num_columns // SUPER_COLUMNS), generator=generator) / 32 * high
+            supers = torch.rand((num_rows, num_columns // 256), generator=generator) / 32 * high
             return GroupScales(values, (supers + low / 64).half())
         return GroupScales((torch.rand(shape, generator=generator) * (high - low) + low).to(kind.scale_dtype))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.core.output import NewRequest
-from headrace.runtime.noise import noise_key
 
 
 def processed_logits(
@@ -49,6 +48,18 @@ def kept_probabilities(
         last = order[min(int(np.searchsorted(mass, np.float32(top_p))), len(order) - 1)]
         probabilities[probabilities < probabilities[last]] = 0.0
     return probabilities / probabilities.sum()
+
+
+def noise_key(sample_seed: int, child_index: int, position: int) -> int:
+    """The key of one token, a signed 64-bit integer: splitmix64's finalizer chained over the arguments and a zero."""
+    bits = (1 << 64) - 1
+    x = sample_seed & bits
+    for part in (child_index, position, 0):
+        x = (x + (part + 1) * 0x9E3779B97F4A7C15) & bits
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & bits
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & bits
+        x ^= x >> 31
+    return x - (1 << 64) if x >> 63 else x
 
 
 def exponentials(key: int, num_tokens: int) -> np.ndarray:

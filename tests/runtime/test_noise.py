@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import torch
 
-from headrace.runtime.noise import noise_key, noise_keys
+from headrace.runtime.noise import noise_keys
+from tests.runtime.sampling_oracle import noise_key
 
 EDGES = [0, 1, -1, 7, 123456789, (1 << 63) - 1, -(1 << 63)]
 
@@ -15,24 +16,21 @@ EDGES = [0, 1, -1, 7, 123456789, (1 << 63) - 1, -(1 << 63)]
 def test_python_numpy_and_torch_agree() -> None:
     cases = list(itertools.product(EDGES, [0, 1, 127], [0, 1, 4095, 1 << 24]))
     seeds, children, positions = (np.array(column, np.int64) for column in zip(*cases, strict=True))
-    for stream in (0, 1, 5):
-        plain = [noise_key(*case, stream) for case in cases]
-        tensors = noise_keys(
-            torch.from_numpy(seeds), torch.from_numpy(children), torch.from_numpy(positions), stream
-        )
-        assert noise_keys(seeds, children, positions, stream).tolist() == plain
-        assert tensors.dtype == torch.int64 and tensors.tolist() == plain
+    plain = [noise_key(*case) for case in cases]
+    tensors = noise_keys(torch.from_numpy(seeds), torch.from_numpy(children), torch.from_numpy(positions))
+    assert noise_keys(seeds, children, positions).tolist() == plain
+    assert tensors.dtype == torch.int64 and tensors.tolist() == plain
 
 
 def test_every_argument_matters() -> None:
-    base = (5, 2, 9, 0)
+    base = (5, 2, 9)
     values = {noise_key(*base)}
-    for place in range(4):
+    for place in range(3):
         for step in (1, 2, 1000):
             changed = list(base)
             changed[place] += step
             values.add(noise_key(*changed))
-    assert len(values) == 13
+    assert len(values) == 10
     assert noise_key(1, 2, 3) != noise_key(2, 1, 3) and noise_key(1, 2, 3) != noise_key(1, 3, 2)
 
 

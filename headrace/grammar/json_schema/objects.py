@@ -164,18 +164,16 @@ def _counts(schema: dict[str, Any], plain: dict[str, Any], path: str) -> list[An
         plain.update(bounds)
         return []
     if len(optional) <= _MAX_SUBSETS_OF:
-        return [_by_subsets(plain, needed, optional, bounds, is_closed)]
+        return [_by_subsets(needed, optional, bounds, is_closed)]
     if high is None and low == len(needed) + 1:
-        return [_by_first(plain, optional, low, is_closed)]
+        return [_by_first(optional, low, is_closed)]
     refuse(
         f"{path}/{'minProperties' if low else 'maxProperties'}",
         f"is not supported beside {len(optional)} optional properties: require them, or leave the count out",
     )
 
 
-def _by_subsets(
-    plain: dict[str, Any], needed: set[str], optional: list[str], bounds: dict[str, int], is_closed: bool
-) -> Any:
+def _by_subsets(needed: set[str], optional: list[str], bounds: dict[str, int], is_closed: bool) -> Any:
     branches = []
     for count in range(len(optional) + 1):
         total = len(needed) + count
@@ -184,24 +182,22 @@ def _by_subsets(
         ):
             continue
         for present in itertools.combinations(optional, count):
-            branches.append(_branch(plain, present, optional, {} if is_closed else bounds))
+            branches.append(_branch(present, optional, {} if is_closed else bounds))
     return any_of(branches)
 
 
-def _by_first(plain: dict[str, Any], optional: list[str], low: int, is_closed: bool) -> Any:
+def _by_first(optional: list[str], low: int, is_closed: bool) -> Any:
     """One more than the required: the first optional name that is there makes a branch."""
     branches = [
         {"required": [name], "properties": dict.fromkeys(optional[:index], False)}
         for index, name in enumerate(optional)
     ]
     if not is_closed:
-        branches.append(_branch(plain, (), optional, {"minProperties": low}))
+        branches.append(_branch((), optional, {"minProperties": low}))
     return any_of(branches)
 
 
-def _branch(
-    plain: dict[str, Any], present: tuple[str, ...], optional: list[str], bounds: dict[str, int]
-) -> dict[str, Any]:
+def _branch(present: tuple[str, ...], optional: list[str], bounds: dict[str, int]) -> dict[str, Any]:
     absent = [name for name in optional if name not in present]
     branch: dict[str, Any] = {"properties": dict.fromkeys(absent, False)} if absent else {}
     if present:

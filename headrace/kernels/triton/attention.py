@@ -152,7 +152,7 @@ def _run_long(
     dtype: torch.dtype,
 ) -> None:
     is_hopper = takes_hopper(arguments, shape)
-    launch = HOPPER_LAUNCH if is_hopper else long_launch(shape["head_dim"], shape["block_d"], dtype)
+    launch = HOPPER_LAUNCH if is_hopper else long_launch(shape["block_d"], dtype)
     config = _config(shape, launch)
     num_subtiles = triton.cdiv(TileRows.for_group(config.group).long * config.group, config.block_m)
     num_units = work.num_long * num_subtiles * config.num_kv_heads

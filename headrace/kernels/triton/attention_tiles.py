@@ -75,7 +75,7 @@ def short_launch(
     return LaunchShape(block_m, 32, 3, 4, 3)
 
 
-def long_launch(head_dim: int, block_d: int, dtype: torch.dtype) -> LaunchShape:
+def long_launch(block_d: int, dtype: torch.dtype) -> LaunchShape:
     """For tiles of many rows: the larger the better, as long as registers and shared memory hold them."""
     if INTERPRETED:
         return LaunchShape(64, 32, 2, 4, 1)  # several subtiles an item, several rounds a subtile

@@ -264,8 +264,8 @@ class _Maker:
     def norm(self) -> torch.Tensor:
         return torch.ones(self._widths.hidden_size, dtype=torch.float32, device=self._device)
 
-    def ids(self, count: int = 1) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.int64, device=self._device)
+    def ids(self) -> torch.Tensor:
+        return torch.zeros(1, dtype=torch.int64, device=self._device)
 
     def logits(self) -> torch.Tensor:
         return torch.zeros((1, self._widths.vocab_size), dtype=torch.float32, device=self._device)

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.engine.front_end import FrontEnd
 from headrace.engine.prompts import ParsedPrompt
-from headrace.outputs import CompletionOutput, RequestOutput
+from headrace.outputs import RequestOutput
 from headrace.serve.chat_plan import ChatPlan
 from headrace.serve.chunks import to_json
 from headrace.serve.context import tokenizer_of
@@ -94,10 +94,10 @@ class ResponsesFormat:
                         news += self._items.close("incomplete")
                 news += self._items.add(event)
             if answer.finish_reason is not None:
-                news += self._finish(answer)
+                news += self._finish()
         return news
 
-    def _finish(self, answer: CompletionOutput) -> list[dict[str, Any]]:
+    def _finish(self) -> list[dict[str, Any]]:
         is_cut = self._stream.finish_reason not in ("stop", "tool_calls")
         details = {"reason": "max_output_tokens"} if is_cut else None
         status = "incomplete" if is_cut else "completed"

@@ -121,8 +121,3 @@ class ParsedAnswer:
                     self.calls[index].is_complete = True
                 case ParseFailure():
                     self.failures.append(event)
-
-    @property
-    def has_calls(self) -> bool:
-        """True when a tool should run: some call is complete."""
-        return any(call.is_complete for call in self.calls)

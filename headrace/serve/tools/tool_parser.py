@@ -106,10 +106,6 @@ class ToolParser(abc.ABC):
         """Read content up to and over a marker; "" at the end of the answer."""
         return (yield from self._reader.until(markers, self._content))
 
-    def _rest_is_content(self) -> Machine[None]:
-        while (yield from self._reader.peek()):
-            self._content((yield from self._reader.take()))
-
     def _attempt(self, body: Machine[None], opening: str = "", is_sure: bool = True) -> Machine[bool]:
         """Read calls with ``body``; False if something was no call.
 
