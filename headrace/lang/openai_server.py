@@ -9,6 +9,7 @@ from headrace.errors import RequestError
 from headrace.lang.backend import Backend, Generated, GenSpec
 from headrace.lang.conversation import Conversation
 from headrace.lang.http_client import HttpClient
+from headrace.lang.scoring import num_shared
 
 
 class OpenAIBackend(Backend):
@@ -83,7 +84,7 @@ class OpenAIBackend(Backend):
         longest = max(len(choice) for choice in choices)
         answer = await self.generate(conversation, GenSpec(max_tokens=longest))
         text = answer.text.strip()
-        scores = [float(_num_shared(text, choice.strip())) for choice in choices]
+        scores = [float(num_shared(text, choice.strip())) for choice in choices]
         if not any(scores):
             raise RequestError(
                 f"the model wrote {text!r:.100}, which begins like none of {list(choices)!r:.200}"
@@ -100,10 +101,3 @@ class OpenAIBackend(Backend):
 
 def _text(choice: dict[str, Any], part: str) -> str:
     return (choice["text"] if "text" in choice else (choice.get(part) or {}).get("content")) or ""
-
-
-def _num_shared(one: str, other: str) -> int:
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return index
-    return min(len(one), len(other))

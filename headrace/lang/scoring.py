@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class ScoringBatch(NamedTuple):
@@ -43,12 +43,12 @@ def scoring_batch(context: list[int], joined: Sequence[list[int]]) -> ScoringBat
         joined: tokens of that text with each choice. Where text and choice melt into one token, it counts as the
             choice's. A prompt's first token has no probability, so it never counts.
     """
-    starts = [min(_shared(context, ids), len(ids) - 1) for ids in joined]
+    starts = [min(num_shared(context, ids), len(ids) - 1) for ids in joined]
     return ScoringBatch(list(joined), [max(start, 1) for start in starts])
 
 
-def _shared(one: list[int], other: list[int]) -> int:
-    """How many tokens are the same at the beginning of both."""
+def num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many tokens, or characters, are the same at the beginning of both."""
     for index, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return index

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from headrace.serve.tools.call_object import call_arguments
-from headrace.serve.tools.text_reader import Machine, Malformed
+from headrace.serve.tools.text_reader import Machine
 from headrace.serve.tools.tool_format import Frame, ToolFormat
 from headrace.serve.tools.tool_parser import Call, CallRules, ToolParser
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _FENCE = "```"
-_MAX_NAME_CHARS = 256
 
 
 class DeepSeekFormat(ToolFormat):
@@ -45,13 +44,13 @@ class _DeepSeekParser(ToolParser):
             yield from self._one(call)
 
     def _one(self, call: Call) -> Machine[None]:
-        head = yield from self._up_to("<")
+        head = yield from self._reader.read_name("<")
         yield from self._reader.expect(_SEP)
         if (yield from self._reader.skip_space()) == "{":
             call.set_name(head.strip())
             yield from call_arguments(self._reader, call)
         else:
-            call.set_name((yield from self._up_to("\n")).strip())
+            call.set_name((yield from self._reader.read_name("\n")).strip())
             yield from self._reader.skip_space()
             yield from self._reader.expect(_FENCE + "json")
             yield from self._reader.skip_space()
@@ -60,11 +59,3 @@ class _DeepSeekParser(ToolParser):
             yield from self._reader.expect(_FENCE)
         yield from self._reader.skip_space()
         yield from self._reader.expect(_CALL_END)
-
-    def _up_to(self, stop: str) -> Machine[str]:
-        text = ""
-        while (yield from self._reader.peek()) != stop:
-            text += yield from self._reader.take()
-            if len(text) > _MAX_NAME_CHARS:
-                raise Malformed(f"a function's name goes on for more than {_MAX_NAME_CHARS} characters")
-        return text

@@ -11,8 +11,6 @@ from headrace.serve.tools.text_reader import Machine, Malformed
 from headrace.serve.tools.tool_format import ToolFormat
 from headrace.serve.tools.tool_parser import CallRules, ToolParser
 
-_MAX_NAME_CHARS = 256
-
 
 class Marks(NamedTuple):
     """The marks of one generation of models: around a call, and on both sides of a string."""
@@ -69,21 +67,13 @@ class _GemmaParser(ToolParser):
     def _marked(self, marks: Marks) -> Machine[None]:
         call = self._new_call()
         yield from self._reader.expect("call:")
-        name = yield from self._up_to("{")
+        name = yield from self._reader.read_name("{")
         call.set_name(name.strip())
         call.begin_arguments()
         yield from self._object(marks.quote, call.write, 0)
         call.end_arguments()
         yield from self._reader.skip_space()
         yield from self._reader.expect(marks.end)
-
-    def _up_to(self, stop: str) -> Machine[str]:
-        text = ""
-        while (yield from self._reader.peek()) != stop:
-            text += yield from self._reader.take()
-            if len(text) > _MAX_NAME_CHARS:
-                raise Malformed(f"a name goes on for more than {_MAX_NAME_CHARS} characters")
-        return text
 
     def _object(self, quote: str, emit: Emit, depth: int) -> Machine[None]:
         yield from self._reader.take()
@@ -107,7 +97,7 @@ class _GemmaParser(ToolParser):
             yield from self._reader.skip_space()
             yield from self._reader.expect(":")
             return "".join(parts)
-        key = yield from self._up_to(":")
+        key = yield from self._reader.read_name(":")
         yield from self._reader.take()
         return key.strip().strip("\"'")
 

@@ -32,16 +32,11 @@ class Llama3JsonFormat(ToolFormat):
 
 class _Llama3JsonParser(ToolParser):
     def _parse(self) -> Machine[None]:
-        self._content((yield from self._leading_space()))
+        self._content((yield from self._reader.read_space()))
         if (yield from self._reader.peek()) == "{":
             yield from self._attempt(self._calls(), is_sure=False)
         while (yield from self._content_until(_TAG)):
             yield from self._attempt(self._calls(), _TAG)
-
-    def _leading_space(self) -> Machine[str]:
-        self._reader.start_record()
-        yield from self._reader.skip_space()
-        return self._reader.recorded()
 
     def _calls(self) -> Machine[None]:
         while True:

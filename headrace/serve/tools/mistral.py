@@ -6,13 +6,12 @@ import secrets
 import string
 
 from headrace.serve.tools.call_object import call_arguments, call_object
-from headrace.serve.tools.text_reader import Machine, Malformed
+from headrace.serve.tools.text_reader import Machine
 from headrace.serve.tools.tool_format import Frame, ToolFormat, quoted
 from headrace.serve.tools.tool_parser import CallRules, ToolParser
 
 _MARK, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_CHARS = string.ascii_letters + string.digits
-_MAX_NAME_CHARS = 256
 
 
 class MistralFormat(ToolFormat):
@@ -59,18 +58,10 @@ class _MistralParser(ToolParser):
 
     def _named(self) -> Machine[None]:
         call = self._new_call()
-        name = ""
-        while (yield from self._reader.peek()) not in ("{", "["):
-            name += yield from self._reader.take()
-            if len(name) > _MAX_NAME_CHARS:
-                raise Malformed(f"a function's name goes on for more than {_MAX_NAME_CHARS} characters")
-        call.set_name(name.strip())
+        call.set_name((yield from self._reader.read_name("{", "[")).strip())
         if (yield from self._reader.accept(_ID)):
-            while (yield from self._reader.peek()) not in (
-                "{",
-                "[",
-            ):  # the model's own id, which we do not use
-                yield from self._reader.take()
+            while (yield from self._reader.peek()) not in ("{", "["):
+                yield from self._reader.take()  # the model's own id, which we do not use
         if (yield from self._reader.peek()) == "[":
             yield from self._reader.expect(_ARGS)
             yield from self._reader.skip_space()

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.serve.tools.python_text import json_chars, python_value
-from headrace.serve.tools.text_reader import Machine, Malformed
+from headrace.serve.tools.text_reader import MAX_NAME_CHARS, Machine, Malformed
 from headrace.serve.tools.tool_format import ToolFormat
 from headrace.serve.tools.tool_parser import Call, CallRules, ToolParser
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _FENCE, _FENCE_END = "```tool_code", "```"
-_MAX_NAME_CHARS = 256
 
 
 class PythonicFormat(ToolFormat):
@@ -53,10 +52,8 @@ def _code(name: str, arguments: dict[str, Any]) -> str:
 
 class _PythonicParser(ToolParser):
     def _parse(self) -> Machine[None]:
-        self._reader.start_record()
-        first = yield from self._reader.skip_space()
-        self._content(self._reader.recorded())
-        if first == "[":
+        self._content((yield from self._reader.read_space()))
+        if (yield from self._reader.peek()) == "[":
             yield from self._attempt(self._list(), is_sure=False)
         while (yield from self._content_until(_START)):
             yield from self._attempt(self._marked(), _START)
@@ -99,7 +96,7 @@ class _PythonicParser(ToolParser):
         name = ""
         while True:
             char = yield from self._reader.peek()
-            if not char or not (char.isalnum() or char in "_.-:/") or len(name) > _MAX_NAME_CHARS:
+            if not char or not (char.isalnum() or char in "_.-:/") or len(name) > MAX_NAME_CHARS:
                 break
             name += yield from self._reader.take()
         if not name:

@@ -66,7 +66,7 @@ class ReasoningSplitter:
 
     def _run(self) -> Machine[None]:
         tags = self._tags
-        start = yield from self._leading_space()
+        start = yield from self._reader.read_space()
         if (yield from self._reader.accept(tags.start)):
             start, self._is_inside = "", True
         if start:
@@ -79,11 +79,6 @@ class ReasoningSplitter:
         while char := (yield from self._reader.peek()):
             yield from self._reader.take()
             self._events.append(Content(char))
-
-    def _leading_space(self) -> Machine[str]:
-        self._reader.start_record()
-        yield from self._reader.skip_space()
-        return self._reader.recorded()
 
     def _think(self, text: str) -> None:
         """Reasoning, its white space held back until more of it follows."""

@@ -13,6 +13,9 @@ T = TypeVar("T")
 Machine = Generator[None, None, T]
 """A part of a parser: yields when it needs more text, returns a T."""
 
+MAX_NAME_CHARS = 256
+"""Of a function or an argument: what goes on for longer is text."""
+
 
 class Malformed(Exception):
     """The text is not what the format says; ``code`` as in ``ParseFailure``."""
@@ -75,6 +78,21 @@ class TextReader:
             if char not in (" ", "\n", "\t", "\r"):
                 return char
             self._pos += 1
+
+    def read_space(self) -> Machine[str]:
+        """Read white space, and return it. Starts a record."""
+        self.start_record()
+        yield from self.skip_space()
+        return self.recorded()
+
+    def read_name(self, *stops: str) -> Machine[str]:
+        """Read up to one of the characters ``stops``, which is not read. Raises Malformed after too many others."""
+        name = ""
+        while (yield from self.peek()) not in stops:
+            name += yield from self.take()
+            if len(name) > MAX_NAME_CHARS:
+                raise Malformed(f"a name goes on for more than {MAX_NAME_CHARS} characters")
+        return name
 
     def starts_with(self, text: str) -> Machine[bool]:
         """Whether the unread text starts with ``text``; reads nothing."""
