@@ -13,9 +13,10 @@ from headrace.core.kv_cache_spec import MAX_LEVELS
 from headrace.errors import CapacityError
 from headrace.kernels.triton import attention_work as layout
 from headrace.kernels.triton.attention import WORK_KEY
-from headrace.kernels.triton.attention_hopper_tiles import HOPPER_UNITS, suits_hopper
+from headrace.kernels.triton.attention_hopper_tiles import suits_hopper
 from headrace.kernels.triton.attention_ring_tiles import suits_ring
 from headrace.kernels.triton.attention_work import PackedWork, Scratch, TileRows
+from headrace.kernels.triton.launch import HOPPER_MULTIPROCESSORS
 
 _MAX_SCRATCH_BYTES = 256 << 20
 
@@ -132,7 +133,7 @@ def _split_rule(shape: AttentionShape) -> SplitRule:
     if shape.is_coded and suits_ring(*heads):
         return RingSplitRule(shape.num_kv_heads)
     if shape.is_half and suits_hopper(*heads):  # whose programs have a multiprocessor each
-        return SplitRule(shape.num_kv_heads, num_units=HOPPER_UNITS)
+        return SplitRule(shape.num_kv_heads, num_units=HOPPER_MULTIPROCESSORS)
     return SplitRule(shape.num_kv_heads)
 
 

@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 import torch
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What models are computed in, by its name."""
 
 
 class DeviceEvent(Protocol):

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from headrace.platforms.base import CopyStream, DeviceEvent, DTypeName
+from headrace.platforms.base import DTYPES, CopyStream, DeviceEvent, DTypeName
 from headrace.platforms.host_limits import HostLimits
 
 # What Linux calls instructions by which bf16 activations pay: AMX, some eight times as fast as fp32. Dot products of
@@ -56,7 +56,7 @@ class CPUPlatform:
     def resolve_dtype(self, requested: DTypeName, checkpoint_dtype: str | None) -> torch.dtype:
         """For "auto": bf16 if the checkpoint is and this CPU multiplies it fast, else fp32; fp16 only on request."""
         if requested != "auto":
-            return _DTYPES[requested]
+            return DTYPES[requested]
         if checkpoint_dtype == "bfloat16" and self._has_fast_bf16():
             return torch.bfloat16
         return torch.float32
@@ -74,9 +74,6 @@ class CPUPlatform:
 
     def _has_fast_bf16(self) -> bool:
         return not _BF16_FLAGS.isdisjoint(self._limits.cpu_flags())
-
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class _ClockEvent:

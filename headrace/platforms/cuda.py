@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from headrace.errors import ConfigError
-from headrace.platforms.base import CopyStream, DeviceEvent, DTypeName
+from headrace.platforms.base import DTYPES, CopyStream, DeviceEvent, DTypeName
 from headrace.platforms.host_limits import HostLimits
 
 _MIN_BF16_CAPABILITY = (8, 0)
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def is_cuda_usable() -> bool:
@@ -120,9 +119,9 @@ class CUDAPlatform:
                 f"{self.describe()} has {_version(self._capability)}; use dtype='float16'"
             )
         if requested != "auto":
-            return _DTYPES[requested]
+            return DTYPES[requested]
         if checkpoint_dtype in ("float32", "float16"):
-            return _DTYPES[checkpoint_dtype]
+            return DTYPES[checkpoint_dtype]
         return torch.bfloat16 if has_bf16 else torch.float16
 
     def synchronize(self) -> None:

@@ -20,9 +20,6 @@ from headrace.kernels.triton.launch import INTERPRETED, has_wgmma, launch_option
 HOPPER_LAUNCH = LaunchShape(128, 128, 2, 4, 1)
 """Warps of one of its groups."""
 
-HOPPER_UNITS = 132
-"""Of work, that fill a GPU."""
-
 _lock = threading.Lock()
 _num_holders = 0
 _this_thread = threading.local()

@@ -6,10 +6,9 @@ from typing import Any
 
 from headrace.kernels.triton.attention_ring_codes import HEAD_DIM, SIXTEEN
 from headrace.kernels.triton.attention_tiles import LaunchShape
-from headrace.kernels.triton.launch import INTERPRETED, architecture
+from headrace.kernels.triton.launch import HOPPER_MULTIPROCESSORS, INTERPRETED, architecture
 
 _ARCHITECTURE = 90
-_MULTIPROCESSORS = 132
 
 _FEW = LaunchShape(16, 128, 2, 4, 2)
 _FULL = LaunchShape(16, 64, 3, 2, 4)
@@ -55,4 +54,4 @@ def ring_launch(row_units: int) -> LaunchShape:
 
 def ring_wave(row_units: int) -> int:
     """Programs of that launch that run at a time."""
-    return _MULTIPROCESSORS * ring_launch(row_units).programs_per_multiprocessor
+    return HOPPER_MULTIPROCESSORS * ring_launch(row_units).programs_per_multiprocessor

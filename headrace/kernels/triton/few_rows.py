@@ -12,7 +12,12 @@ import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace.kernels.triton.few_rows_kernel import MAX_ROWS, TILE, few_rows_kernel
-from headrace.kernels.triton.launch import compile_ahead, has_wgmma, launch_options
+from headrace.kernels.triton.launch import (
+    HOPPER_MULTIPROCESSORS,
+    compile_ahead,
+    has_wgmma,
+    launch_options,
+)
 
 WARM_ROWS = (16, 32, 64)
 """Numbers of rows that have kernels of their own."""
@@ -20,7 +25,7 @@ WARM_ROWS = (16, 32, 64)
 _SHARED_BYTES = 227 << 10
 """Of a program of Hopper's."""
 
-_MULTIPROCESSORS, _MIN_TILES = 132, 64
+_MIN_TILES = 64
 _MIN_WEIGHTS = 1 << 16
 """Of a tile; smaller ones read x too often for what they do."""
 
@@ -50,7 +55,7 @@ class FewRowsShape:
 @functools.cache
 def few_rows_shape(num_rows: int, num_outputs: int, num_inputs: int) -> FewRowsShape | None:
     """As measured on an H200 (benchmarks/NOTES.md); None: there are too few outputs, or too many rows."""
-    block_n = max(16, triton.next_power_of_2(triton.cdiv(num_outputs, _MULTIPROCESSORS)))
+    block_n = max(16, triton.next_power_of_2(triton.cdiv(num_outputs, HOPPER_MULTIPROCESSORS)))
     while block_n * num_inputs < _MIN_WEIGHTS and triton.cdiv(num_outputs, 2 * block_n) >= _MIN_TILES:
         block_n *= 2
     block_n = min(block_n, 128)

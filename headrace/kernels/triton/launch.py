@@ -27,6 +27,9 @@ from triton.runtime import driver
 INTERPRETED: bool = knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on the CPU."""
 
+HOPPER_MULTIPROCESSORS = 132
+"""Of an H200, on which tiles and launches for Hopper were measured."""
+
 _DEPENDENT_LAUNCH_ARCH = 90
 _HOPPER = 9
 _INTERPRETED_MULTIPROCESSORS = 3
