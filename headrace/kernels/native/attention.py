@@ -6,8 +6,9 @@ import ctypes
 
 import torch
 
+from headrace.kernels.native.native_op import native_op
 from headrace.kernels.native.rope_and_store import cache_args
-from headrace.kernels.native.run import check_rows, run
+from headrace.kernels.native.run import check_rows
 from headrace.kernels.native.structs import DTYPES, AttentionArgs, AttentionPlanArgs
 from headrace.kernels.quantized_cache import QuantizedCache
 from headrace.kernels.reference.attention_items import AttentionWork
@@ -27,6 +28,7 @@ _INDICES = (
 )
 
 
+@native_op(lambda qkv, k_cache, v_cache, plan, out, *_, **__: plan.num_items * out.shape[1] * 256)
 def attention(
     qkv: torch.Tensor,
     k_cache: torch.Tensor | QuantizedCache,
@@ -38,28 +40,9 @@ def attention(
     head_dim: int,
     scale: float,
     soft_cap: float | None = None,
-) -> None:
+) -> AttentionArgs:
     """See the reference. A row's result is bitwise the same in any company, as long as its own request brings the
     same query tokens and nothing is shared."""
-    args = attention_args(
-        qkv, k_cache, v_cache, plan, out, num_heads, num_kv_heads, head_dim, scale, soft_cap
-    )
-    run(args, plan.num_items * num_heads * head_dim * 256)
-
-
-def attention_args(
-    qkv: torch.Tensor,
-    k_cache: torch.Tensor | QuantizedCache,
-    v_cache: torch.Tensor | QuantizedCache,
-    plan: AttentionWork,
-    out: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    scale: float,
-    soft_cap: float | None = None,
-) -> AttentionArgs:
-    """The struct of ``attention``."""
     check_rows(qkv=qkv, out=out)
     keys, values = cache_args(k_cache), cache_args(v_cache)
     assert keys.words or keys.type == values.type

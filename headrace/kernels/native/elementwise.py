@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from headrace.kernels.native.run import check_rows, run
+from headrace.kernels.native.native_op import native_op
+from headrace.kernels.native.run import check_rows
 from headrace.kernels.native.structs import DTYPES, SoftCapArgs
 
 
-def soft_cap(x: torch.Tensor, cap: float) -> None:
+@native_op(lambda x, cap: 4 * x.numel())
+def soft_cap(x: torch.Tensor, cap: float) -> SoftCapArgs:
     """See the reference."""
-    run(soft_cap_args(x, cap), 4 * x.numel())
-
-
-def soft_cap_args(x: torch.Tensor, cap: float) -> SoftCapArgs:
-    """The struct of ``soft_cap``."""
     check_rows(x=x)
     return SoftCapArgs(
         rows=x.shape[0],

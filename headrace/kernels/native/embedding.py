@@ -5,29 +5,20 @@ from __future__ import annotations
 import torch
 
 from headrace.kernels.native.linear import PackedWeight
-from headrace.kernels.native.run import check_rows, run
+from headrace.kernels.native.native_op import native_op
+from headrace.kernels.native.run import check_rows
 from headrace.kernels.native.structs import DTYPES, EmbeddingArgs, GatherRowsArgs
 
 
+@native_op(lambda ids, weight, out, *_, **__: out.numel())
 def embedding(
     ids: torch.Tensor,
     weight: torch.Tensor | PackedWeight,
     out: torch.Tensor,
     scale: float = 1.0,
     first_row: int | None = None,
-) -> None:
-    """See the reference; the table may be packed for ``linear``."""
-    run(embedding_args(ids, weight, out, scale, first_row), out.numel())
-
-
-def embedding_args(
-    ids: torch.Tensor,
-    weight: torch.Tensor | PackedWeight,
-    out: torch.Tensor,
-    scale: float = 1.0,
-    first_row: int | None = None,
 ) -> EmbeddingArgs:
-    """The struct of ``embedding``."""
+    """See the reference; the table may be packed for ``linear``."""
     table = weight.data if isinstance(weight, PackedWeight) else weight
     num_rows, width = weight.shape
     check_rows(weight=table, out=out)
@@ -49,13 +40,9 @@ def embedding_args(
     )
 
 
-def gather_rows(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+@native_op(lambda x, index, out: out.numel())
+def gather_rows(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> GatherRowsArgs:
     """See the reference."""
-    run(gather_rows_args(x, index, out), out.numel())
-
-
-def gather_rows_args(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> GatherRowsArgs:
-    """The struct of ``gather_rows``."""
     check_rows(x=x, out=out)
     assert index.is_contiguous() and index.dtype == torch.int64 and x.dtype == out.dtype
     size = x.element_size()

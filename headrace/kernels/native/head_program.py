@@ -16,7 +16,8 @@ from torch import Tensor
 from headrace.kernels.arena import Buffer
 from headrace.kernels.native.gated_linears import Filled
 from headrace.kernels.native.library import library
-from headrace.kernels.native.program import args_function, filled, native_run
+from headrace.kernels.native.native_op import NativeOp
+from headrace.kernels.native.program import filled, native_run
 from headrace.kernels.native.sampling import best_of_rows, row_argmax_args
 from headrace.kernels.native.structs import LinearArgmaxArgs, LinearArgs, RowArgmaxArgs
 from headrace.kernels.op_plan import OpCall, OpRecorder, Symbol
@@ -76,7 +77,7 @@ class HeadProgram:
             return whole
 
         calls, logits = OpRecorder(model.ops, symbols).record(run)
-        is_native = all(args_function(call.op) is not None for call in calls)
+        is_native = all(isinstance(call.op, NativeOp) for call in calls)
         if not is_native or not isinstance(logits, Symbol):
             return None
         return cls(calls, buffers, logits, (hidden, rows))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace.kernels.native.native_op import native_op
 from headrace.kernels.native.run import check_rows, run
 from headrace.kernels.native.structs import DTYPES, LinearArgs, PackWeightArgs
 from headrace.kernels.native.weight_memory import WEIGHT_MEMORY
@@ -42,17 +43,11 @@ class PackedWeight:
         return rows[: self.num_outputs, : self.num_inputs].contiguous()
 
 
+@native_op(lambda x, weight, *_, **__: weight.num_inputs * weight.num_outputs)
 def linear(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor, col: int = 0
-) -> None:
-    """See the reference; x and the weight may differ in type. A row's result is bitwise the same in any batch."""
-    run(linear_args(x, weight, bias, out, col), weight.num_inputs * weight.num_outputs)
-
-
-def linear_args(
-    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor, col: int = 0
 ) -> LinearArgs:
-    """The struct of ``linear``."""
+    """See the reference; x and the weight may differ in type. A row's result is bitwise the same in any batch."""
     check_rows(x=x, out=out)
     assert x.shape[1] == weight.num_inputs and col + weight.num_outputs <= out.shape[1]
     assert bias is None or bias.is_contiguous()

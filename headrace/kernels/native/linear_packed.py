@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.affine_matrix import AffineMatrix
-from headrace.kernels.native.run import check_rows, run
+from headrace.kernels.native.native_op import native_op
+from headrace.kernels.native.run import check_rows
 from headrace.kernels.native.structs import DTYPES, EmbeddingPackedArgs, LinearPackedArgs
 from headrace.kernels.native.tiled_matrix import TiledMatrix
 
 
+@native_op(lambda x, matrix, *_, **__: x.shape[0] * matrix.num_rows * matrix.num_columns)
 def linear_packed(
     x: Tensor,
     matrix: TiledMatrix,
@@ -21,28 +23,8 @@ def linear_packed(
     out: Tensor,
     col: int = 0,
     input_bits: int = 32,
-) -> None:
-    """See the reference."""
-    num_products = x.shape[0] * matrix.num_rows * matrix.num_columns
-    run(linear_packed_args(x, matrix, bias, out, col, input_bits), num_products)
-
-
-def embedding_packed(
-    ids: Tensor, matrix: TiledMatrix, out: Tensor, scale: float = 1.0, first_row: int | None = None
-) -> None:
-    """See the reference."""
-    run(embedding_packed_args(ids, matrix, out, scale, first_row), out.numel())
-
-
-def linear_packed_args(
-    x: Tensor,
-    matrix: TiledMatrix,
-    bias: Tensor | None,
-    out: Tensor,
-    col: int = 0,
-    input_bits: int = 32,
 ) -> LinearPackedArgs:
-    """The struct of ``linear_packed``; it points into ``matrix``, which must outlive it."""
+    """See the reference."""
     check_rows(x=x, out=out)
     assert x.shape[1] == matrix.num_columns and col + matrix.num_rows <= out.shape[1]
     assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
@@ -61,10 +43,11 @@ def linear_packed_args(
     )
 
 
-def embedding_packed_args(
+@native_op(lambda ids, matrix, out, *_, **__: out.numel())
+def embedding_packed(
     ids: Tensor, matrix: TiledMatrix, out: Tensor, scale: float = 1.0, first_row: int | None = None
 ) -> EmbeddingPackedArgs:
-    """The struct of ``embedding_packed``; it points into ``matrix``, which must outlive it."""
+    """See the reference."""
     check_rows(ids=ids, out=out)
     assert ids.dtype == torch.int64 and out.shape == (len(ids), matrix.num_columns)
     return EmbeddingPackedArgs(

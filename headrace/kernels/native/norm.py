@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from headrace.kernels.native.run import check_rows, run
+from headrace.kernels.native.native_op import native_op
+from headrace.kernels.native.run import check_rows
 from headrace.kernels.native.structs import DTYPES, RmsNormArgs
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+@native_op(lambda x, *_, **__: 2 * x.numel())
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> RmsNormArgs:
     """See the reference."""
-    run(rms_norm_args(x, weight, eps, out), 2 * x.numel())
-
-
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
-) -> None:
-    """See the reference."""
-    run(add_rms_norm_args(x, residual, weight, eps, out), 3 * x.numel())
-
-
-def rms_norm_args(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> RmsNormArgs:
-    """The struct of ``rms_norm``."""
     check_rows(x=x, weight=weight, out=out)
     assert x.dtype == out.dtype and weight.dtype == torch.float32 and weight.shape == x.shape[1:]
     return RmsNormArgs(
@@ -39,13 +29,14 @@ def rms_norm_args(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.
     )
 
 
-def add_rms_norm_args(
+@native_op(lambda x, *_, **__: 3 * x.numel())
+def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
 ) -> RmsNormArgs:
-    """The struct of ``add_rms_norm``."""
+    """See the reference."""
     check_rows(residual=residual)
     assert residual.dtype == x.dtype and residual.shape == x.shape
-    args = rms_norm_args(x, weight, eps, out)
+    args = rms_norm.fill(x, weight, eps, out)
     args.residual = residual.data_ptr()
     args.residual_stride = residual.stride(0)
     return args

@@ -1,16 +1,14 @@
 """Program: a recorded forward whose native ops run in as few calls as can be, mostly one, on one team of threads.
 
-An op takes part if its file has a function ``<op>_args`` that fills its struct in, with the op's own parameters. A
-pointer that differs from step to step is in the field that is named like the parameter. Other ops (collectives, what
-the reference alone has) run in between, as they are.
+A ``NativeOp`` takes part. A pointer that differs from step to step is in the field of its struct that is named like the
+parameter. Other ops (collectives, what the reference alone has) run in between, as they are.
 """
 
 from __future__ import annotations
 
 import ctypes
 import inspect
-import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -20,9 +18,9 @@ import torch
 from headrace.kernels.native.attention import plan_address
 from headrace.kernels.native.gated_linears import Filled, merge_gated
 from headrace.kernels.native.library import library
+from headrace.kernels.native.native_op import NativeOp
 from headrace.kernels.native.structs import OP_NUMBERS, Call, Patch
 from headrace.kernels.op_plan import Batch, OpCall, OpPlan
-from headrace.kernels.registry import Op
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +51,7 @@ class Program:
             if call.name not in ("linear", "gated_act")
             for _, index in call.symbols
         }
-        for is_native, calls in groupby(plan.calls, key=lambda call: args_function(call.op) is not None):
+        for is_native, calls in groupby(plan.calls, key=lambda call: isinstance(call.op, NativeOp)):
             members = list(calls)
             self._parts.append(_compile(members, values, addresses, kept) if is_native else members)
 
@@ -108,9 +106,8 @@ def native_run(filled: Sequence[Filled]) -> NativeRun:
 
 def filled(member: OpCall, values: Sequence[Any], addresses: Sequence[int | None]) -> Filled:
     """A recorded call with its struct; ``values`` are what its symbols stand for, at ``addresses``."""
-    fill = args_function(member.op)
-    assert fill is not None
-    args = fill(*_arguments(member, values))
+    assert isinstance(member.op, NativeOp)
+    args = member.op.fill(*_arguments(member, values))
     names = list(inspect.signature(member.op).parameters)
     patches = [
         (
@@ -129,11 +126,6 @@ def _arguments(call: OpCall, values: Sequence[Any]) -> list[Any]:
     for place, index in call.symbols:
         args[place] = values[index]
     return args
-
-
-def args_function(op: Op) -> Callable[..., ctypes.Structure] | None:
-    """What fills in the op's struct, if it is native."""
-    return getattr(sys.modules[op.__module__], f"{op.__name__}_args", None)
 
 
 def _attention_shape(plan: OpPlan) -> tuple[int, int] | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from headrace.kernels.native.run import check_rows, run
+from headrace.kernels.native.native_op import native_op
+from headrace.kernels.native.run import check_rows
 from headrace.kernels.native.structs import CACHE_TYPES, DTYPES, Cache, RopeAndStoreArgs
 from headrace.kernels.quantized_cache import QuantizedCache
 
 
+@native_op(lambda qkv, *_, **__: 3 * qkv.numel())
 def rope_and_store(
     qkv: torch.Tensor,
     q_norm: torch.Tensor | None,
@@ -22,40 +24,8 @@ def rope_and_store(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
-) -> None:
-    """See the reference; a negative slot is none."""
-    args = rope_and_store_args(
-        qkv,
-        q_norm,
-        k_norm,
-        eps,
-        cos_sin,
-        positions,
-        slot_mapping,
-        k_cache,
-        v_cache,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-    )
-    run(args, 3 * qkv.numel())
-
-
-def rope_and_store_args(
-    qkv: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    cos_sin: torch.Tensor,
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    k_cache: torch.Tensor | QuantizedCache,
-    v_cache: torch.Tensor | QuantizedCache,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
 ) -> RopeAndStoreArgs:
-    """The struct of ``rope_and_store``."""
+    """See the reference; a negative slot is none."""
     check_rows(qkv=qkv, cos_sin=cos_sin)
     assert cos_sin.is_contiguous() and cos_sin.dtype == torch.float32 and cos_sin.shape[1] == head_dim
     for index in (positions, slot_mapping):
