@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.attention.triton_work_list import Ints, SplitRule
+from headrace.attention.tiles import Ints
+from headrace.attention.triton_work_list import SplitRule
 from headrace.kernels.triton.attention_ring_tiles import ring_wave
 
 _LEAST_FILL = 0.6

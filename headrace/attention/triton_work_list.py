@@ -9,16 +9,14 @@ Legend: R requests, N gathered query rows, I items, P partial results, M merged 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.attention.metadata import AttentionMetadata
-from headrace.attention.work_list import group_by_token, ranges
+from headrace.attention.tiles import Ints, Tiles, ranges, step_tiles
+from headrace.attention.work_list import group_by_token
 from headrace.kernels.triton.attention_work import TileRows
-
-Ints = npt.NDArray[np.int64]
 
 _NEVER = 1 << 30
 
@@ -104,105 +102,15 @@ class TritonWorkList:
         return len(self.arrays[name])
 
 
-@dataclass(slots=True, eq=False)
-class _Tiles:
-    """Tiles of query rows, each with the KV range [low, high) that some of its rows see.
-
-    row_start, num_rows: into the gathered query rows.
-    request: whose block table holds the range.
-    num_sisters: tiles of the same request or prefix.
-    is_merged: the rows have items elsewhere too, so even a single item writes partials.
-    is_shared: the range is a shared prefix.
-    """
-
-    row_start: Ints
-    num_rows: Ints
-    request: Ints
-    low: Ints
-    high: Ints
-    num_sisters: Ints
-    is_merged: npt.NDArray[np.bool_]
-    is_shared: npt.NDArray[np.bool_]
-
-
 def build_triton_work_list(metadata: AttentionMetadata, rows: TileRows, split: SplitRule) -> TritonWorkList:
     """Plan one step of one KV group. Reads lengths only, never the block table's entries."""
-    starts = metadata.query_starts.astype(np.int64)
-    context_lens = metadata.context_lens.astype(np.int64)
-    query_lens = starts[1:] - starts[:-1]
+    query_lens = metadata.query_starts[1:] - metadata.query_starts[:-1]
     if len(query_lens) and not metadata.shared_prefixes and (query_lens == 1).all():
-        return _cut_decodes(context_lens, metadata.window, split)
-    request = np.repeat(np.arange(len(query_lens)), query_lens)
-    tokens = np.arange(len(request))
-    positions = tokens + (context_lens - starts[1:])[request]
-    tiles = _request_tiles(metadata, starts, context_lens, rows)
-    if metadata.shared_prefixes:
-        shared_rows, shared = _prefix_tiles(metadata, starts, positions, rows)
-        shared.row_start += len(tokens)
-        tokens = np.concatenate((tokens, shared_rows))
-        both: list[Any] = [
-            np.concatenate((getattr(tiles, name), getattr(shared, name))) for name in _Tiles.__slots__
-        ]
-        tiles = _Tiles(*both)
-    return _cut(tokens, positions[tokens], tiles, rows, split)
+        return _cut_decodes(metadata.context_lens.astype(np.int64), metadata.window, split)
+    return _cut(*step_tiles(metadata, rows.long), rows, split)
 
 
-def _request_tiles(metadata: AttentionMetadata, starts: Ints, context_lens: Ints, rows: TileRows) -> _Tiles:
-    """Each request's own rows against its own range, from the end of its shared prefix on."""
-    query_lens = np.diff(starts)
-    num_tiles = -(-query_lens // rows.long)
-    request, index = ranges(num_tiles)
-    done = index * rows.long
-    num_rows = np.minimum(query_lens[request] - done, rows.long)
-    first = (context_lens - query_lens)[request] + done
-    low = np.zeros_like(first)
-    if metadata.shared_prefixes:
-        prefix_lens = np.zeros_like(context_lens)
-        for group in metadata.shared_prefixes:
-            ends = prefix_lens[group.requests]
-            prefix_lens[group.requests] = np.maximum(ends, group.num_blocks * metadata.block_size)
-        low = prefix_lens[request]
-    is_merged = low > 0
-    if metadata.window is not None:
-        low = np.maximum(low, first - (metadata.window - 1))
-    is_shared = np.zeros(len(low), bool)
-    high = first + num_rows
-    return _Tiles(
-        starts[request] + done, num_rows, request, low, high, num_tiles[request], is_merged, is_shared
-    )
-
-
-def _prefix_tiles(
-    metadata: AttentionMetadata, starts: Ints, positions: Ints, rows: TileRows
-) -> tuple[Ints, _Tiles]:
-    """Rows [N'] gathered from the requests of each shared prefix, and their tiles against it."""
-    groups = metadata.shared_prefixes
-    members = np.concatenate([group.requests for group in groups])
-    lengths = np.diff(starts)[members]
-    member, offset = ranges(lengths)
-    gathered = starts[members][member] + offset
-    row_bounds = np.concatenate(([0], np.cumsum(lengths)))
-    group_ends = np.cumsum([len(group.requests) for group in groups])
-    bounds = row_bounds[np.concatenate(([0], group_ends))]
-    group_rows = np.diff(bounds)
-    num_tiles = -(-group_rows // rows.long)
-    group, index = ranges(num_tiles)
-    done = index * rows.long
-    row_start = bounds[group] + done
-    high = np.array([entry.num_blocks for entry in groups])[group] * metadata.block_size
-    low = np.array([entry.first_block for entry in groups])[group] * metadata.block_size
-    if metadata.window is not None and len(gathered):
-        earliest = np.minimum.reduceat(positions[gathered], row_start)
-        low = np.maximum(low, earliest - (metadata.window - 1))
-    request = np.array([entry.requests[0] for entry in groups], dtype=np.int64)[group]
-    num_rows = np.minimum(group_rows[group] - done, rows.long)
-    yes = np.ones(len(low), bool)
-    tiles: list[Any] = [row_start, num_rows, request, low, high, num_tiles[group], yes, yes]
-    seen = low < high
-    return gathered, _Tiles(*(values[seen] for values in tiles))
-
-
-def _cut(tokens: Ints, positions: Ints, tiles: _Tiles, rows: TileRows, split: SplitRule) -> TritonWorkList:
+def _cut(tokens: Ints, positions: Ints, tiles: Tiles, rows: TileRows, split: SplitRule) -> TritonWorkList:
     """Cut every tile's range at multiples of its split length, order the items, number partials, list reductions."""
     is_short_tile = tiles.num_rows <= rows.short
     extent = tiles.high - np.where(tiles.is_shared, tiles.low, 0)
