@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, field
 
 from headrace.core.radix_tree import TOKEN_BYTES, RadixNode
 from headrace.core.request import Request
@@ -10,6 +11,7 @@ from headrace.core.request import Request
 NEVER = 1 << 62
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class RequestBlocks:
     """The manager's state of one request, from its first match or admission until it is freed.
 
@@ -22,26 +24,14 @@ class RequestBlocks:
     wake_tokens: ``commit`` has nothing to do until so many tokens are committed.
     """
 
-    __slots__ = (
-        "first_kept",
-        "is_admitted",
-        "node",
-        "num_inserted",
-        "num_same",
-        "num_taken",
-        "tokens",
-        "wake_tokens",
-    )
-
-    def __init__(self) -> None:
-        self.tokens = b""
-        self.node: RadixNode | None = None
-        self.is_admitted = False
-        self.num_inserted = 0
-        self.num_same = 0
-        self.num_taken = 0
-        self.first_kept: dict[int, int] = {}
-        self.wake_tokens = NEVER
+    tokens: bytes = b""
+    node: RadixNode | None = None
+    is_admitted: bool = False
+    num_inserted: int = 0
+    num_same: int = 0
+    num_taken: int = 0
+    first_kept: dict[int, int] = field(default_factory=dict)
+    wake_tokens: int = NEVER
 
     def token_bytes(self, request: Request, max_tokens: int) -> bytes:
         """The request's first ``max_tokens`` tokens as uint32 bytes."""

@@ -8,6 +8,7 @@ any    -> FINISHED(reason)
 from __future__ import annotations
 
 import enum
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.core.timeline import Timeline
@@ -36,6 +37,7 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Request:
     """One sequence to compute: a prompt, what was generated, and how far its KV has got.
 
@@ -66,109 +68,64 @@ class Request:
     runs_to_limit: nothing ends its answer before the limit, neither a token, nor a text, a grammar or a search.
     """
 
-    __slots__ = (
-        "arrival_time",
-        "block_table",
-        "capacity_tokens",
-        "child_index",
-        "chooser",
-        "eos_token_ids",
-        "finish_reason",
-        "group_id",
-        "is_resident",
-        "last_step_id",
-        "lock",
-        "max_tokens",
-        "may_run_ahead",
-        "max_total_tokens",
-        "message",
-        "namespace",
-        "next_prompt_logprob",
-        "num_cached_tokens",
-        "num_committed_tokens",
-        "num_computed_tokens",
-        "num_placeholders",
-        "num_prompt_tokens",
-        "num_steps_in_flight",
-        "parent",
-        "parent_id",
-        "priority",
-        "request_id",
-        "resident_capacity",
-        "runs_to_limit",
-        "sample_seed",
-        "sampling_params",
-        "sequence",
-        "status",
-        "stop_reason",
-        "stop_token_ids",
-        "tenant",
-        "timeline",
-        "token_ids",
-    )
+    request_id: str
+    prompt_token_ids: InitVar[list[int]]
+    sampling_params: SamplingParams
+    _: KW_ONLY
+    max_tokens: int
+    eos_token_ids: frozenset[int] = frozenset()
+    arrival_time: float = 0.0
+    namespace: str = ""
+    tenant: str = ""
+    priority: int = 0
+    sample_seed: int = 0
+    parent: Request | None = None
+    parent_id: str = ""
+    child_index: int = 0
+    group_id: str | None = None
+    may_run_ahead: bool = True
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        sampling_params: SamplingParams,
-        *,
-        max_tokens: int,
-        eos_token_ids: frozenset[int] = frozenset(),
-        arrival_time: float = 0.0,
-        namespace: str = "",
-        tenant: str = "",
-        priority: int = 0,
-        sample_seed: int = 0,
-        parent: Request | None = None,
-        parent_id: str | None = None,
-        child_index: int = 0,
-        group_id: str | None = None,
-        may_run_ahead: bool = True,
-    ) -> None:
-        self.request_id = request_id
+    token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    max_total_tokens: int = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
+    runs_to_limit: bool = field(init=False)
+    next_prompt_logprob: int = field(init=False)
+    chooser: TokenChooser | None = field(default=None, init=False)
+    status: RequestStatus = field(default=RequestStatus.QUEUED, init=False)
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    stop_reason: int | str | None = field(default=None, init=False)
+    message: str | None = field(default=None, init=False)
+    timeline: Timeline = field(default_factory=Timeline, init=False)
+    block_table: list[list[int]] = field(default_factory=list, init=False)
+    capacity_tokens: int = field(default=0, init=False)
+    lock: object | None = field(default=None, init=False)
+    num_cached_tokens: int = field(default=0, init=False)
+    sequence: int = field(default=0, init=False)
+    num_committed_tokens: int = field(default=0, init=False)
+    num_computed_tokens: int = field(default=0, init=False)
+    num_placeholders: int = field(default=0, init=False)
+    num_steps_in_flight: int = field(default=0, init=False)
+    last_step_id: int = field(default=0, init=False)
+    is_resident: bool = field(default=False, init=False)
+    resident_capacity: int = field(default=0, init=False)
+
+    def __post_init__(self, prompt_token_ids: list[int]) -> None:
+        params = self.sampling_params
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
-        self.sampling_params = sampling_params
-        self.max_tokens = max_tokens
-        self.max_total_tokens = len(prompt_token_ids) + max_tokens
-        self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
-        self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ()) | self.eos_token_ids
+        self.max_total_tokens = self.num_prompt_tokens + self.max_tokens
+        if params.ignore_eos:
+            self.eos_token_ids = frozenset()
+        self.stop_token_ids = frozenset(params.stop_token_ids or ()) | self.eos_token_ids
         self.runs_to_limit = not (
             self.stop_token_ids
-            or sampling_params.stop
-            or sampling_params.structured_outputs is not None
-            or sampling_params.use_beam_search
+            or params.stop
+            or params.structured_outputs is not None
+            or params.use_beam_search
         )
-        self.arrival_time = arrival_time
-        self.namespace = namespace
-        self.tenant = tenant
-        self.priority = priority
-        self.sample_seed = sample_seed
-        self.parent = parent
-        self.parent_id = parent_id or request_id
-        self.child_index = child_index
-        self.group_id = group_id
-        self.chooser: TokenChooser | None = None
-        self.may_run_ahead = may_run_ahead
-        self.status = RequestStatus.QUEUED
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self.message: str | None = None
-        self.timeline = Timeline()
-        self.block_table: list[list[int]] = []
-        self.capacity_tokens = 0
-        self.lock: object | None = None
-        self.num_cached_tokens = 0
-        self.next_prompt_logprob = max(1, sampling_params.logprobs_from)
-        self.sequence = 0
-        self.num_committed_tokens = 0
-        self.num_computed_tokens = 0
-        self.num_placeholders = 0
-        self.num_steps_in_flight = 0
-        self.last_step_id = 0
-        self.is_resident = False
-        self.resident_capacity = 0
+        self.parent_id = self.parent_id or self.request_id
+        self.next_prompt_logprob = max(1, params.logprobs_from)
 
     @property
     def num_tokens(self) -> int:

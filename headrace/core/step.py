@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from operator import mul
 
 from headrace.core.cost_model import StepFeatures
@@ -9,6 +10,7 @@ from headrace.core.output import NewRequest, SchedulerOutput
 from headrace.core.request import Request
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Step:
     """The batch of one step, on the scheduler's side.
 
@@ -20,36 +22,22 @@ class Step:
     shared: what reading shared spans once adds to the features.
     """
 
-    __slots__ = (
-        "ends",
-        "features",
-        "foreseen",
-        "grown",
-        "num_decodes",
-        "num_saved_tokens",
-        "num_tokens",
-        "output",
-        "requests",
-        "sampled",
-        "shared",
-        "started",
-        "step_id",
-    )
+    step_id: int
+    num_saved_tokens: int = 0
+    output: SchedulerOutput = field(init=False)
+    requests: list[Request] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    sampled: list[Request] = field(default_factory=list)
+    foreseen: dict[Request, int] = field(default_factory=dict)
+    started: list[Request] = field(default_factory=list)
+    grown: list[Request] = field(default_factory=list)
+    num_tokens: int = 0
+    num_decodes: int = 0
+    shared: StepFeatures = field(default_factory=StepFeatures)
+    features: StepFeatures = field(default_factory=StepFeatures)
 
-    def __init__(self, step_id: int, num_saved_tokens: int = 0) -> None:
-        self.step_id = step_id
-        self.output = SchedulerOutput(step_id)
-        self.requests: list[Request] = []
-        self.ends: list[int] = []
-        self.sampled: list[Request] = []
-        self.foreseen: dict[Request, int] = {}
-        self.started: list[Request] = []
-        self.grown: list[Request] = []
-        self.num_tokens = 0
-        self.num_decodes = 0
-        self.num_saved_tokens = num_saved_tokens
-        self.shared = StepFeatures()
-        self.features = StepFeatures()
+    def __post_init__(self) -> None:
+        self.output = SchedulerOutput(self.step_id)
 
     def add(self, request: Request, num_tokens: int) -> None:
         """Give a request its next tokens; it samples if that reaches the last token it knows or awaits."""
