@@ -69,13 +69,11 @@ class World:
         """
         tensor_size, num_stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         size = tensor_size * num_stages
-        is_gpu = device.type == "cuda"
-        backend = "cpu:gloo,cuda:nccl" if is_gpu else "gloo"
         # The executor ends all when a rank hangs, and knows which: nobody's own waiting may end before that.
         patience = max(_PATIENCE, timedelta(seconds=parallel.rank_load_timeout_s)) + _GRACE
         store.set_timeout(patience)
         dist.init_process_group(
-            backend,
+            _backend(device),
             store=PrefixStore("ranks", store),
             rank=rank,
             world_size=size,
@@ -85,21 +83,11 @@ class World:
         inner: Communicator = SoloCommunicator()
         communicator = inner
         if tensor_size > 1:
-            groups = [
-                dist.new_group(list(range(first, first + tensor_size)), backend=backend, timeout=patience)
-                for first in range(0, size, tensor_size)
-            ]
-            inner = TorchCommunicator(groups[stage], tensor_size, device.type)
-            if is_gpu:
-                is_one_host = num_local_ranks % tensor_size == 0
-                inner = choose_all_reduce(parallel.all_reduce, inner, groups[stage], device, is_one_host)
+            inner = _collectives(parallel, stage, device, num_local_ranks, patience)
             communicator = WatchedCommunicator(inner, status.enter_wait, status.leave_wait)
         link, tokens = None, None
         if num_stages > 1:
-            first, source = list(range(tensor_size)), size - tensor_size
-            group = dist.new_group([*first, source], backend="gloo", timeout=patience)
-            if rank in (*first, source):
-                tokens = TokenLink(group, source, first, status.enter_wait, status.leave_wait)
+            tokens = _token_link(rank, tensor_size, size, status, patience)
             previous = rank - tensor_size if stage else None
             following = rank + tensor_size if stage + 1 < num_stages else None
             link = PipelineLink(previous, following, status.enter_wait, status.leave_wait)
@@ -127,6 +115,37 @@ class World:
         everyone = torch.tensor([number], dtype=torch.int64, device="cpu")
         dist.all_reduce(everyone, dist.ReduceOp.MIN)
         return int(everyone)
+
+
+def _backend(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def _collectives(
+    parallel: ParallelConfig, stage: int, device: torch.device, num_local_ranks: int, patience: timedelta
+) -> Communicator:
+    """Those of a stage's tensor-parallel group. Every rank makes the groups of all stages."""
+    size = parallel.tensor_parallel_size
+    groups = [
+        dist.new_group(list(range(first, first + size)), backend=_backend(device), timeout=patience)
+        for first in range(0, size * parallel.pipeline_parallel_size, size)
+    ]
+    plain = TorchCommunicator(groups[stage], size, device.type)
+    if device.type != "cuda":
+        return plain
+    is_one_host = num_local_ranks % size == 0
+    return choose_all_reduce(parallel.all_reduce, plain, groups[stage], device, is_one_host)
+
+
+def _token_link(
+    rank: int, tensor_size: int, size: int, status: RankStatus, patience: timedelta
+) -> TokenLink | None:
+    """From the last stage's first rank to all of the first stage; None for the ranks between. Every rank makes it."""
+    first, source = list(range(tensor_size)), size - tensor_size
+    group = dist.new_group([*first, source], backend="gloo", timeout=patience)
+    if rank not in (*first, source):
+        return None
+    return TokenLink(group, source, first, status.enter_wait, status.leave_wait)
 
 
 def describe_rank(rank: int, tensor_size: int, num_stages: int) -> str:
