@@ -34,9 +34,7 @@ from headrace.kernels.triton.attention_common import (
     scaled,
     store_tile,
 )
-from headrace.kernels.triton.launch import INTERPRETED, let_next_start, wait_for_previous
-
-_IS_INTERPRETED = tl.constexpr(INTERPRETED)
+from headrace.kernels.triton.launch import IS_INTERPRETED, let_next_start, wait_for_previous
 
 
 def _quarters(factor: str, bits: str, mask: str, *steps: str) -> tl.constexpr:
@@ -88,7 +86,7 @@ def _numbers(words, FORMAT: tl.constexpr, dtype: tl.constexpr):
 
     The assembly is called impure, so that Triton leaves it before the way through shared memory.
     """
-    if _IS_INTERPRETED:
+    if IS_INTERPRETED:
         return (
             _byte(words, 0, FORMAT, dtype),
             _byte(words, 8, FORMAT, dtype),
@@ -122,7 +120,7 @@ def _byte(words, SHIFT: tl.constexpr, FORMAT: tl.constexpr, dtype: tl.constexpr)
 @triton.jit
 def _load_words(start, place, inside, word, C: tl.constexpr):
     """[N, W] words; as numbers codes are finite, whatever they are, so those outside of the keys need no mask."""
-    if _IS_INTERPRETED:  # but not where a format's own conversion makes numbers of them
+    if IS_INTERPRETED:  # but not where a format's own conversion makes numbers of them
         mask = inside[:, None] & (word < C.head_dim // 4)[None, :]
         return tl.load(start + place, mask=mask, other=0)
     elif C.block_d != C.head_dim:

@@ -6,9 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headrace.kernels.triton.launch import INTERPRETED
-
-_IS_INTERPRETED = tl.constexpr(INTERPRETED)
+from headrace.kernels.triton.launch import IS_INTERPRETED
 
 
 def _count_in(scope: str) -> tl.constexpr:
@@ -54,7 +52,7 @@ _SPIN, _SPIN_FOR_ALL = _spin("gpu"), _spin("sys")
 def arrive(counter_ptr):
     """Count this program in, after all that it has written; one thread of it does."""
     tl.debug_barrier()
-    if _IS_INTERPRETED:
+    if IS_INTERPRETED:
         tl.atomic_add(counter_ptr, 1)
     else:
         tl.inline_asm_elementwise(_COUNT_IN, "=r,l", [counter_ptr], dtype=tl.int32, is_pure=False, pack=1)
@@ -72,7 +70,7 @@ def arrive_anywhere(counter_ptr):
 @triton.jit
 def wait_for(counter_ptr, target):
     """Until ``target`` arrivals are counted; what those programs wrote before is seen."""
-    if not _IS_INTERPRETED:
+    if not IS_INTERPRETED:
         tl.inline_asm_elementwise(
             _SPIN, "=r,l,r", [counter_ptr, target], dtype=tl.int32, is_pure=False, pack=1
         )

@@ -26,6 +26,8 @@ from triton.runtime import driver
 
 INTERPRETED: bool = knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on the CPU."""
+IS_INTERPRETED = tl.constexpr(INTERPRETED)
+"""The same, for kernels to ask."""
 
 HOPPER_MULTIPROCESSORS = 132
 """Of an H200, on which tiles and launches for Hopper were measured."""
@@ -35,24 +37,21 @@ _HOPPER = 9
 _INTERPRETED_MULTIPROCESSORS = 3
 
 
-@functools.cache
 def num_multiprocessors(device: torch.device) -> int:
     """Multiprocessors of the device; a small number in the interpreter, so that persistent loops go round there."""
-    if INTERPRETED:
-        return _INTERPRETED_MULTIPROCESSORS
-    active = driver.active
-    index = active.get_current_device() if device.index is None else device.index
-    return int(active.utils.get_device_properties(index)["multiprocessor_count"])
+    return _INTERPRETED_MULTIPROCESSORS if INTERPRETED else _property(device, "multiprocessor_count")
+
+
+def max_shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program can have; none in the interpreter."""
+    return 0 if INTERPRETED else _property(device, "max_shared_mem")
 
 
 @functools.cache
-def max_shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program can have; none in the interpreter."""
-    if INTERPRETED:
-        return 0
+def _property(device: torch.device, name: str) -> int:
     active = driver.active
     index = active.get_current_device() if device.index is None else device.index
-    return int(active.utils.get_device_properties(index)["max_shared_mem"])
+    return int(active.utils.get_device_properties(index)[name])
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from headrace.kernels.triton.activation import activate
 from headrace.kernels.triton.launch import let_next_start, wait_for_previous
+from headrace.kernels.triton.row_product import multiply
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +98,6 @@ def _load_inputs(x_ptr, norm_ptr, scale, k, C: tl.constexpr):
 
 
 @triton.jit
-def _multiply(acc, w, x, C: tl.constexpr):
-    """acc [block_n, block_k / 8] plus the products of one round, eight by eight.
-
-    The eight numbers of a sum are one thread's own: no data moves between threads before the end.
-    """
-    product = tl.reshape(w.to(tl.float32) * x[None, :], [C.block_n, C.block_k // 8, 8])
-    return acc + tl.sum(product, axis=2)
-
-
-@triton.jit
 def _finish(y, up, bias_ptr, row, inside, out_ptr, out_col, n, C: tl.constexpr):
     """Bias, activation and residual of outputs ``y`` (and ``up``), and the store."""
     place = out_col + row
@@ -154,13 +145,13 @@ def gemv_kernel(
         if C.is_gated:
             up_following = _load_weights(up_start, k, in_rows, C)
         x = _load_inputs(x_ptr, norm_ptr, scale, k - C.block_k, C)
-        acc = _multiply(acc, w, x, C)
+        acc = multiply(acc, w, x, C)
         w = following
         if C.is_gated:
-            up = _multiply(up, up_w, x, C)
+            up = multiply(up, up_w, x, C)
             up_w = up_following
     x = _load_inputs(x_ptr, norm_ptr, scale, C.last, C)
-    acc = _multiply(acc, w, x, C)
+    acc = multiply(acc, w, x, C)
     if C.is_gated:
-        up = _multiply(up, up_w, x, C)
+        up = multiply(up, up_w, x, C)
     _finish(tl.sum(acc, axis=1), tl.sum(up, axis=1), bias_ptr, row, in_rows, out_ptr, out_col, n, C)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headrace.kernels.triton.launch import INTERPRETED, let_next_start, prefetch_rows, wait_for_previous
-
-_IS_INTERPRETED = tl.constexpr(INTERPRETED)
+from headrace.kernels.triton.launch import IS_INTERPRETED, let_next_start, prefetch_rows, wait_for_previous
 
 
 @triton.jit
@@ -70,7 +68,7 @@ def _field(words, PLANE: tl.constexpr, C: tl.constexpr):
         words = words << SHIFT
     elif SHIFT < 0:
         words = words >> -SHIFT
-    if _IS_INTERPRETED:
+    if IS_INTERPRETED:
         return ((words & MASK) | EXPONENT).to(tl.float32, bitcast=True)
     else:
         return tl.inline_asm_elementwise(
@@ -171,7 +169,7 @@ def packed_row_kernel(
 def _pairs(words, scales, minimums, PLANE: tl.constexpr, NUMBER: tl.constexpr, C: tl.constexpr):
     """words [n, 16], scales, minimums [n] -> a plane's weights [n, 16] of the type NUMBER names."""
     dtype: tl.constexpr = tl.bfloat16 if NUMBER == "bf16" else tl.float16 if NUMBER == "fp16" else tl.float32
-    if _IS_INTERPRETED or NUMBER == "fp32":
+    if IS_INTERPRETED or NUMBER == "fp32":
         if C.bits == 4:
             codes = ((words >> (4 * PLANE)) & 15).to(tl.float32) - C.zero
         else:
