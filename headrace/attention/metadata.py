@@ -71,11 +71,11 @@ class AttentionPlan:
 
     Within an item, row r sees key j when j <= row_positions[r] and j > row_positions[r] - window. An item may hold
     rows that see none of its keys; such partials weigh nothing. Every row sees a key (its own) in some item.
-    KV ranges are cut at multiples of ``kv_split_tokens`` (and at the ends of shared prefixes), whatever the rest of
+    Planners for CPUs cut KV ranges at multiples of a length (and at the ends of shared prefixes), whatever the rest of
     the batch is, so a row's sums do not depend on its neighbours.
 
     All tensors are int32 on the device. They may be longer than the plan (fixed buffers under a CUDA graph): the
-    lengths are the ``num_…`` ints, and ``counts`` on the device for kernels with a fixed grid.
+    lengths are the ``num_…`` ints.
 
     derived: what an op works out of the plan once a step and every layer reuses, by a key of the op's own. Cleared
         by making a new plan.
@@ -83,14 +83,12 @@ class AttentionPlan:
 
     block_size: int
     window: int | None
-    kv_split_tokens: int
     block_table: torch.Tensor
     num_tokens: int
     num_items: int
     num_rows: int
     num_partials: int
     num_reductions: int
-    counts: torch.Tensor
     query_rows: torch.Tensor
     row_positions: torch.Tensor
     item_request: torch.Tensor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import torch
 
 from headrace.attention.base import PlanLimits
@@ -16,12 +15,10 @@ from headrace.errors import CapacityError
 FIELDS = tuple(field.name for field in dataclasses.fields(WorkList))
 
 
-def exact_plan(
-    work: WorkList, metadata: AttentionMetadata, tiling: Tiling, device: torch.device
-) -> AttentionPlan:
+def exact_plan(work: WorkList, metadata: AttentionMetadata, device: torch.device) -> AttentionPlan:
     """A plan whose tensors are as long as the work list and live as long as the plan."""
     tensors = {name: torch.from_numpy(getattr(work, name)).to(device) for name in FIELDS}
-    return _assemble(tensors, torch.from_numpy(_counts(work)).to(device), work, metadata, tiling)
+    return _assemble(tensors, work, metadata)
 
 
 class PlanBuffers:
@@ -34,13 +31,11 @@ class PlanBuffers:
     """
 
     def __init__(self, limits: PlanLimits, tiling: Tiling, device: torch.device) -> None:
-        self._tiling = tiling
         self._capacity = capacities(limits, tiling)
         self._tensors = {
             name: torch.zeros(length, dtype=torch.int32, device=device)
             for name, length in self._capacity.items()
         }
-        self._counts = torch.zeros(4, dtype=torch.int32, device=device)
 
     def load(self, work: WorkList, metadata: AttentionMetadata) -> AttentionPlan:
         """Overwrite the buffers with a work list; the last plan made from them is no longer valid.
@@ -57,8 +52,7 @@ class PlanBuffers:
         for name in FIELDS:
             values = getattr(work, name)
             self._tensors[name][: len(values)].copy_(torch.from_numpy(values))
-        self._counts.copy_(torch.from_numpy(_counts(work)))
-        return _assemble(dict(self._tensors), self._counts, work, metadata, self._tiling)
+        return _assemble(self._tensors, work, metadata)
 
 
 def capacities(limits: PlanLimits, tiling: Tiling) -> dict[str, int]:
@@ -79,29 +73,16 @@ def capacities(limits: PlanLimits, tiling: Tiling) -> dict[str, int]:
     return lengths | {"reduce_rows": tokens, "reduce_starts": tokens + 1, "reduce_slots": partials}
 
 
-def _counts(work: WorkList) -> np.ndarray:
-    sizes = (work.item_request, work.query_rows, work.reduce_slots, work.reduce_rows)
-    return np.array([len(values) for values in sizes], dtype=np.int32)
-
-
-def _assemble(
-    tensors: dict[str, torch.Tensor],
-    counts: torch.Tensor,
-    work: WorkList,
-    metadata: AttentionMetadata,
-    tiling: Tiling,
-) -> AttentionPlan:
+def _assemble(tensors: dict[str, torch.Tensor], work: WorkList, metadata: AttentionMetadata) -> AttentionPlan:
     return AttentionPlan(
         block_size=metadata.block_size,
         window=metadata.window,
-        kv_split_tokens=tiling.kv_split_tokens,
         block_table=metadata.block_table,
         num_tokens=int(metadata.query_starts[-1]),
         num_items=len(work.item_request),
         num_rows=len(work.query_rows),
         num_partials=len(work.reduce_slots),
         num_reductions=len(work.reduce_rows),
-        counts=counts,
         derived={},
         **tensors,
     )

@@ -23,4 +23,4 @@ class ReferenceBackend:
         work = build_work_list(metadata, self.tiling)
         if self._buffers is not None:
             return self._buffers.load(work, metadata)
-        return exact_plan(work, metadata, self.tiling, self._device)
+        return exact_plan(work, metadata, self._device)

@@ -79,7 +79,6 @@ class TritonBackend:
         return AttentionPlan(
             block_size=metadata.block_size,
             window=metadata.window,
-            kv_split_tokens=self._split.min_short_tokens,
             block_table=metadata.block_table,
             num_tokens=int(metadata.query_starts[-1]),
             num_items=num_items,
@@ -144,7 +143,6 @@ def _views(buffer: torch.Tensor, header: list[int]) -> dict[str, torch.Tensor]:
     rows = buffer.as_strided((2, num_rows), (1, 2), rows_at)
     items = buffer.as_strided((layout.ITEM_SIZE, num_items), (1, layout.ITEM_SIZE), items_at)
     return {
-        "counts": buffer[:4],
         "reduce_rows": buffer[reduce_at : reduce_at + num_reductions],
         "reduce_starts": buffer[starts_at : starts_at + num_reductions + 1],
         "reduce_slots": buffer[slots_at : slots_at + num_partials],

@@ -323,7 +323,6 @@ class KVCacheManager:
         request.num_computed_tokens = request.num_committed_tokens = match.num_tokens
         if request.status is not RequestStatus.PREEMPTED:
             request.num_cached_tokens = match.num_tokens
-        self._stats.num_queries += 1
         self._stats.num_query_tokens += request.num_tokens
         self._stats.num_hit_tokens += match.num_tokens
         self._start(request, tables, node, num_full)

@@ -68,7 +68,6 @@ class Scheduler:
         self.tier_loads = TierLoads(tier)
         self.in_flight: deque[Step] = deque()
         self.last_step_id = 0
-        self.completed_step_id = 0
         self.num_computed_tokens = 0
         self.watcher: Callable[[StepFeatures, ModelRunnerOutput], None] | None = None
 
@@ -351,7 +350,6 @@ class Scheduler:
         assert step.step_id == output.step_id, (
             f"results of step {output.step_id} came before step {step.step_id}"
         )
-        self.completed_step_id = step.step_id
         self.kv.advance(step.step_id)
         if not output.is_preparing:
             self.cost_model.observe(step.features, output.elapsed_ms)

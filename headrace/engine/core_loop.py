@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -113,7 +112,7 @@ class CoreLoop:
                 logger.exception("the engine failed")
             if held := self._pace.flush():  # computed before it failed
                 self._send(StepNews(held))
-            self._send(CoreFailed(type(error).__name__, str(error), traceback.format_exc()))
+            self._send(CoreFailed(type(error).__name__, str(error)))
             return False
         finally:
             if core is not None:

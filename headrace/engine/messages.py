@@ -109,11 +109,10 @@ class Refusal(msgspec.Struct, tag="refused"):
 
 
 class CoreFailed(msgspec.Struct, tag="failed"):
-    """The core's last words. ``kind`` is the error class's name, ``trace`` its traceback."""
+    """The core's last words. ``kind`` is the error class's name."""
 
     kind: str
     message: str
-    trace: str = ""
 
 
 ToCore = AddRequest | AbortRequests | AbortChild | CacheCall | UpdateWeights | StopCore

@@ -55,7 +55,6 @@ class GrammarCompiler:
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="headrace-grammar")
         self._cache: OrderedDict[Constraint, PendingGrammar] = OrderedDict()
         self._cached_text = 0
-        self.num_hits = 0
         self.num_compiled = 0
 
     def submit(self, constraint: Constraint) -> PendingGrammar:
@@ -63,7 +62,6 @@ class GrammarCompiler:
         found = self._cache.get(constraint)
         if found is not None and not (found.is_done() and found.future.exception() is not None):
             self._cache.move_to_end(constraint)
-            self.num_hits += 1
             return found
         self.num_compiled += 1
         pending = PendingGrammar(constraint, self._pool.submit(self._compile, constraint), time.monotonic())

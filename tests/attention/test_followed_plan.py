@@ -25,7 +25,7 @@ def items_of(plan: AttentionPlan) -> set[tuple[int, ...]]:
 
 def check_same(plan: AttentionPlan, fresh: AttentionPlan) -> None:
     assert items_of(plan) == items_of(fresh)
-    for name in ("query_rows", "row_positions", "reduce_rows", "reduce_starts", "reduce_slots", "counts"):
+    for name in ("query_rows", "row_positions", "reduce_rows", "reduce_starts", "reduce_slots"):
         assert torch.equal(getattr(plan, name), getattr(fresh, name)), name
     assert plan.block_table is fresh.block_table
     for name in ("num_tokens", "num_items", "num_rows", "num_partials", "num_reductions"):

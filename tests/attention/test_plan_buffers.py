@@ -34,13 +34,7 @@ def test_fixed_buffers_never_move_and_give_the_same_results() -> None:
         context_lens[0] += 650
         case = make_case(query_lens, context_lens, shape=SHAPE, seed=seed)
         plan = fixed.plan(case.metadata)
-        addresses.add(tuple(getattr(plan, name).data_ptr() for name in (*FIELDS, "counts")))
-        assert plan.counts.tolist() == [
-            plan.num_items,
-            plan.num_rows,
-            plan.num_partials,
-            plan.num_reductions,
-        ]
+        addresses.add(tuple(getattr(plan, name).data_ptr() for name in FIELDS))
         assert plan.num_partials > 0
         torch.testing.assert_close(case.run(plan), case.run(exact.plan(case.metadata)), rtol=0, atol=0)
     assert len(addresses) == 1

@@ -25,7 +25,7 @@ TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 5e-6, torch.float16: 5e-6, tor
 
 
 def plan_with(case: PagedCase, tiling: Tiling = ReferenceBackend.tiling) -> AttentionPlan:
-    return exact_plan(build_work_list(case.metadata, tiling), case.metadata, tiling, CPU)
+    return exact_plan(build_work_list(case.metadata, tiling), case.metadata, CPU)
 
 
 def check(case: PagedCase, tiling: Tiling = ReferenceBackend.tiling) -> torch.Tensor:

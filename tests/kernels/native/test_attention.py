@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("instruction_set", "threads")
 
 def plan_with(case: PagedCase, tiling: Tiling) -> AttentionPlan:
     work = build_work_list(case.metadata, tiling)
-    return exact_plan(work, case.metadata, tiling, torch.device("cpu"))
+    return exact_plan(work, case.metadata, torch.device("cpu"))
 
 
 def run(case: PagedCase, plan: AttentionPlan, dtype: torch.dtype = torch.float32) -> torch.Tensor:
