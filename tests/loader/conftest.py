@@ -1,17 +1,3 @@
-"""Fixtures of the loader's tests."""
+"""Fixtures of these tests."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny tensors need no more, and several test processes would wait for each other's threads."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+from tests.one_thread import one_thread as one_thread
