@@ -72,11 +72,7 @@ class ConfigFields:
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string."""
-        value = self.raw(key)
-        if value is None:
-            value = default
-        if value is None:
-            self.fail(key, "is missing")
+        value = self._value(key, default)
         if not isinstance(value, str):
             self.fail(key, f"is {value!r}, not a string")
         return value
@@ -99,12 +95,15 @@ class ConfigFields:
             self.fail(key, f"is {value!r}, not an object")
         return ConfigFields(value, f"{self.where}: '{self._prefix}{key}'")
 
-    def _number(self, key: str, default: float | None) -> int | float:
-        value = self.raw(key)
-        if value is None:
-            value = default
+    def _value(self, key: str, default: Any) -> Any:
+        """What is there, else the default; None for either is none."""
+        value = self.raw(key) if self.has(key) else default
         if value is None:
             self.fail(key, "is missing")
+        return value
+
+    def _number(self, key: str, default: float | None) -> int | float:
+        value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             self.fail(key, f"is {value!r}, not a number")
         return value

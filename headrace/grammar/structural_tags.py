@@ -79,18 +79,16 @@ class StructuralTagGrammar:
         return self._terminal(_ANY_TEXT)
 
     def _sequence(self, form: dict[str, Any], path: str, depth: int) -> str:
-        parts = [
-            self._format(item, f"{path}.elements[{index}]", depth)
-            for index, item in enumerate(_items(form, "elements", path))
-        ]
-        return self._rule(" ".join(parts))
+        return self._rule(" ".join(self._elements(form, path, depth)))
 
     def _either(self, form: dict[str, Any], path: str, depth: int) -> str:
-        parts = [
+        return self._rule(" | ".join(self._elements(form, path, depth)))
+
+    def _elements(self, form: dict[str, Any], path: str, depth: int) -> list[str]:
+        return [
             self._format(item, f"{path}.elements[{index}]", depth)
             for index, item in enumerate(_items(form, "elements", path))
         ]
-        return self._rule(" | ".join(parts))
 
     def _tag(self, form: dict[str, Any], path: str, depth: int) -> str:
         begin, content = self._literal(_string(form, "begin", path)), form.get("content")
