@@ -36,6 +36,11 @@ class BlockPool:
         self._highest = num_blocks - 1  # no block above is free
         self._fence: dict[int, list[int]] = {}  # step id -> blocks that wait for it
 
+    @property
+    def free_range(self) -> tuple[int, int]:
+        """(lowest, highest): no block below, or above, is free; what is taken next lies at these ends."""
+        return self._lowest, self._highest
+
     def allocate(self, num_blocks: int) -> list[int]:
         """Take blocks with one reference each: the first run that is long enough, else ever shorter runs.
 

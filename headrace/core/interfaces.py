@@ -43,6 +43,10 @@ class Executor(Protocol):
     def sample_tokens(self, mask: TokenMask | None) -> Future[ModelRunnerOutput]:
         """Sample for the step last given to ``execute_model``; ``mask`` is of its constrained requests, or None."""
 
+    def take_pages(self, lowest: int, highest: int) -> bool:
+        """Have some of the memory early that the next blocks lie in; called between steps, when nothing is to be done.
+        No block below ``lowest``, or above ``highest``, is free. False: there is no more to have."""
+
     def rank_memory_bytes(self) -> list[int]:
         """What each rank held on its device when it was loaded: weights, KV blocks, buffers."""
 

@@ -68,6 +68,9 @@ class Core(Protocol):
     def has_work(self) -> bool:
         """False when ``step`` would do nothing."""
 
+    def use_idle_time(self) -> bool:
+        """Without work: do a piece, of some milliseconds, of what can be done ahead of it; False when all is done."""
+
     def stats(self) -> Any:
         """Gauges and counters, encodable by msgspec."""
 
@@ -150,19 +153,21 @@ class CoreLoop:
                 step_tokens = []
 
     def _take_messages(self, core: Core) -> bool:
-        """Handle what waits; without work, wait for more. Returns False when told to stop.
+        """Handle what waits; without work, do what can be done ahead of it, then wait. Returns False when told to stop.
 
         A core without work still takes a step every now and then, which tells whether it is well; pins and transfers
         of cache tiers end by it.
         """
         while True:
             is_idle = not core.has_work()
-            message = self._inbox.get(block=is_idle)
+            has_chores = is_idle and core.use_idle_time()
+            message = self._inbox.get(block=is_idle and not has_chores)
             if message is None:
                 if not is_idle:
                     return True
-                core.step()
-                self._tell_changes(core)
+                if not has_chores:
+                    core.step()
+                    self._tell_changes(core)
             elif isinstance(message, AddRequest):
                 self._add(core, message.request)
             elif isinstance(message, AbortRequests):

@@ -255,6 +255,10 @@ class EngineCore:
         if family is not None and all(request.is_finished for request in family):
             del self._families[request_id]
 
+    def use_idle_time(self) -> bool:
+        """A piece of what can be done before requests need it; False when there is nothing left to do."""
+        return self.executor.take_pages(*self.scheduler.kv.pool.free_range)
+
     def call_cache(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Ask something of the prefix cache by name: ``reset``, or an action of ``CacheAdmin``. Raises RequestError."""
         if action == "reset":

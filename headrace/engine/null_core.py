@@ -119,6 +119,10 @@ class NullCore:
     def _token(self, request: EngineCoreRequest, position: int) -> int:
         return self._tokens[(len(request.prompt_token_ids) + position) % len(self._tokens)]
 
+    def use_idle_time(self) -> bool:
+        """There is nothing to do."""
+        return False
+
     def has_work(self) -> bool:
         """True while any answer is unfinished."""
         return bool(self._waiting or self._running or self._pending)

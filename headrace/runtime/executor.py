@@ -51,6 +51,9 @@ class StepWorker(Protocol):
     def sample_tokens(self, mask: TokenMask | None) -> PendingStep:
         """Queue the sampling of it on the device."""
 
+    def take_pages(self, lowest: int, highest: int) -> bool:
+        """Have memory of blocks early. False: there is no more to have."""
+
     def open_host_memory(self, num_bytes: int, dtype: str = "auto") -> HostMemory:
         """Host memory for KV blocks, in the form of ``tier_cache_dtype``."""
 
@@ -152,6 +155,10 @@ class InProcessExecutor:
         except EngineDeadError as error:
             self._failure = error
             raise
+
+    def take_pages(self, lowest: int, highest: int) -> bool:
+        """Have memory of the next blocks early; see ``Executor``."""
+        return self._worker.take_pages(lowest, highest)
 
     def rank_memory_bytes(self) -> list[int]:
         """What the one rank held on its device when it was loaded."""

@@ -138,6 +138,10 @@ class FakeExecutor:
         self.poll()
         return step.output_future
 
+    def take_pages(self, lowest: int, highest: int) -> bool:
+        """There is no memory."""
+        return False
+
     def rank_memory_bytes(self) -> list[int]:
         """A fake holds nothing."""
         return []

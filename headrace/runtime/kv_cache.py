@@ -24,6 +24,7 @@ from headrace.errors import ConfigError
 from headrace.kernels.quantized_cache import KV_FORMATS, SCALE_BYTES, KVFormat, KVFormats, QuantizedCache
 from headrace.kernels.reference.copy_blocks import copy_blocks as reference_copy_blocks
 from headrace.kernels.reference.copy_blocks import copy_tokens
+from headrace.runtime.early_pages import EarlyPages
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class KVCache:
         self.layout = layout
         self.num_blocks = num_blocks
         self.blocks = _allocate(num_blocks, layout.bytes_per_block, device)
+        self.early_pages = EarlyPages(self.blocks) if self.blocks.device.type == "cpu" else None
         self._copy_op = copy_op
         self._places = {
             layer: (group, index)

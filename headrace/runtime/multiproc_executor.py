@@ -138,6 +138,10 @@ class MultiprocExecutor:
         """What each rank said of its memory when it was ready."""
         return [self._ready[rank] for rank in range(self._num_ranks)]
 
+    def take_pages(self, lowest: int, highest: int) -> bool:
+        """Ranks have theirs as they go."""
+        return False
+
     def rank_memory_bytes(self) -> list[int]:
         """What each rank held on its device when it was ready."""
         return [report.memory_bytes for report in self.rank_reports()]

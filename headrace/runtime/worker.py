@@ -177,6 +177,11 @@ class Worker:
         """Blocks that were allocated."""
         return self._num_blocks
 
+    def take_pages(self, lowest: int, highest: int) -> bool:
+        """Have memory of the next blocks early (``EarlyPages``). False: there is no more to have."""
+        pages = None if self._runner is None else self._runner.kv_cache.early_pages
+        return pages is not None and pages.take(lowest, highest)
+
     def open_host_memory(self, num_bytes: int, dtype: str = "auto") -> HostMemory:
         """Host memory that KV blocks can be copied to and from, beside steps.
 

@@ -44,6 +44,17 @@ def test_a_request_that_may_not_run_ahead_waits_for_its_result() -> None:
     harness.check_answers()
 
 
+def test_idle_time_goes_to_the_blocks_that_are_taken_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = CoreHarness(num_blocks=64)
+    monkeypatch.setattr(harness.executor, "take_pages", lambda *ends: ends)
+    assert harness.core.use_idle_time() == (0, 63)
+    harness.add("one", PROMPT, 8)
+    harness.run()
+    taken, ends = harness.core.stats().num_cached_blocks, harness.core.use_idle_time()
+    assert isinstance(ends, tuple) and ends != (0, 63)
+    assert taken == ends[0] + 63 - ends[1]
+
+
 def test_the_second_of_equal_prompts_hits_inside_a_block() -> None:
     harness = CoreHarness()
     harness.add("first", PROMPT, 4)

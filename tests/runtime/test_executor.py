@@ -50,6 +50,9 @@ class RecordingWorker:
     def num_kv_blocks(self) -> int:
         return 7
 
+    def take_pages(self, lowest: int, highest: int) -> bool:
+        return (lowest, highest) == (2, 5)
+
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self._step_id = scheduler_output.step_id
         self._note("execute")
@@ -74,6 +77,7 @@ def test_steps_run_in_order_on_one_thread(outstanding: int) -> None:
     worker = RecordingWorker()
     executor = InProcessExecutor(worker, outstanding)
     assert executor.num_kv_blocks() == 7 and executor.kv_cache_specs()[0].kind == "full"
+    assert executor.take_pages(2, 5) and not executor.take_pages(3, 5)
     futures = []
     for step_id in range(1, 6):
         executor.execute_model(SchedulerOutput(step_id))

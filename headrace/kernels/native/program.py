@@ -10,6 +10,7 @@ import ctypes
 import inspect
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -21,6 +22,7 @@ from headrace.kernels.native.library import library
 from headrace.kernels.native.native_op import NativeOp
 from headrace.kernels.native.structs import OP_NUMBERS, Call, Patch
 from headrace.kernels.op_plan import Batch, OpCall, OpPlan
+from headrace.kernels.registry import Op
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +110,7 @@ def filled(member: OpCall, values: Sequence[Any], addresses: Sequence[int | None
     """A recorded call with its struct; ``values`` are what its symbols stand for, at ``addresses``."""
     assert isinstance(member.op, NativeOp)
     args = member.op.fill(*_arguments(member, values))
-    names = list(inspect.signature(member.op).parameters)
+    names = _parameters(member.op)
     patches = [
         (
             getattr(type(args), names[place]).offset,
@@ -128,6 +130,12 @@ def _arguments(call: OpCall, values: Sequence[Any]) -> list[Any]:
     return args
 
 
+@cache
+def _parameters(op: Op) -> tuple[str, ...]:
+    """Their names. Looking them up takes as long as a small op, and a forward has hundreds."""
+    return tuple(inspect.signature(op).parameters)
+
+
 def _attention_shape(plan: OpPlan) -> tuple[int, int] | None:
     """(query heads, head dim) of the attention ops, which share the room for partial results; None: there are none."""
     shapes = {_shape_of(call) for call in plan.calls if call.name == "attention"}
@@ -136,5 +144,5 @@ def _attention_shape(plan: OpPlan) -> tuple[int, int] | None:
 
 
 def _shape_of(call: OpCall) -> tuple[int, int]:
-    bound = inspect.signature(call.op).bind(*call.args).arguments
+    bound = dict(zip(_parameters(call.op), call.args, strict=True))
     return bound["num_heads"], bound["head_dim"]
