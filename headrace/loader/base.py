@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from headrace.checkpoint.gguf_types import GGMLType
 from headrace.checkpoint.mapped_file import FileStamp
 from headrace.checkpoint.model_config import ModelArchitecture
 from headrace.checkpoint.source import ModelSource
 from headrace.errors import CheckpointError, ConfigError
+from headrace.loader.file_bytes import TensorFiles
 from headrace.loader.tensor_names import expected_tensors
 from headrace.loader.weight_data import PackedBlocks, WeightData
 
@@ -59,6 +61,7 @@ class WeightSource(ABC):
     ) -> None:
         self.where = where
         self._stamps = dict(stamps or {})
+        self._files = TensorFiles(self._stamps)
         self.total_bytes = total_bytes
         self.bytes_read = 0
         self._shapes = shapes
@@ -88,7 +91,12 @@ class WeightSource(ABC):
         return shape
 
     def get(
-        self, name: str, index: Index | None = None, *, shape: tuple[int, ...] | None = None
+        self,
+        name: str,
+        index: Index | None = None,
+        *,
+        shape: tuple[int, ...] | None = None,
+        out: Tensor | None = None,
     ) -> WeightData:
         """One tensor, or the slice ``index`` of it; only that much is read from disk.
 
@@ -96,6 +104,7 @@ class WeightSource(ABC):
             name: the Hugging Face name.
             index: which part; None is the whole.
             shape: the whole tensor's shape as the model expects it, checked when given.
+            out: where a dense tensor of this shape and type may be read to, so that it need not be copied there.
 
         Raises:
             CheckpointError: the tensor is missing, has another shape, or does not reach as far as ``index``; its file
@@ -106,7 +115,7 @@ class WeightSource(ABC):
             self.check_shape(name, shape)
         if (stamp := self._stamps.get(file := self.file_of(name))) is not None:
             stamp.check(file)
-        data = self._read(name, self._whole_index(name, stored, index or ()))
+        data = self._read(name, self._whole_index(name, stored, index or ()), out)
         self._used.add(name)
         self.bytes_read += data.num_bytes
         if self._progress is not None:
@@ -135,16 +144,13 @@ class WeightSource(ABC):
         """
         for file, stamp in self._stamps.items():
             stamp.check(file)
-        self._let_go()
+        self._files.close()
         if self._progress is not None:
             self._progress(self.total_bytes, self.total_bytes)
         unused = self.unused_names()
         if unused and is_whole:
             shown = ", ".join(map(self.label, unused[:5])) + (", …" if len(unused) > 5 else "")
             logger.warning("%s: %d tensors are not used by the model: %s", self.where, len(unused), shown)
-
-    def _let_go(self) -> None:  # noqa: B027 - not every source has files
-        """Unmap files: what was read of them would count as this process's memory as long as the source lives."""
 
     def ggml_type(self, name: str) -> GGMLType | None:
         """The type of the ggml blocks that ``get`` hands out packed; None: this tensor comes dense, or is missing."""
@@ -159,7 +165,7 @@ class WeightSource(ABC):
         return f"'{name}'"
 
     @abstractmethod
-    def _read(self, name: str, index: Index) -> WeightData:
+    def _read(self, name: str, index: Index, out: Tensor | None = None) -> WeightData:
         """The part ``index`` (a slice with plain bounds for every dimension) of an existing tensor."""
 
     def _whole_index(self, name: str, shape: tuple[int, ...], index: Index) -> Index:

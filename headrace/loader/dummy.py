@@ -55,7 +55,7 @@ class DummySource(WeightSource):
             progress=progress,
         )
 
-    def _read(self, name: str, index: Index) -> WeightData:
+    def _read(self, name: str, index: Index, out: Tensor | None = None) -> WeightData:
         shape, columns = self.shape(name), index[-1]
         if is_norm(name) or name == self._factors_tensor:
             ones = torch.ones(columns.stop - columns.start, dtype=self._dtype, device=self._pool.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from pathlib import Path
 
 import torch
@@ -13,7 +12,6 @@ from headrace.checkpoint.gguf_types import BLOCK_SIZES, GGMLType
 from headrace.checkpoint.model_config import ModelArchitecture
 from headrace.errors import CheckpointError, UnsupportedModelError
 from headrace.loader.base import Index, PackedBlocks, Progress, WeightData, WeightSource
-from headrace.loader.file_bytes import map_file, tensor_at
 from headrace.loader.ggml_dequantize import can_dequantize
 from headrace.loader.tensor_names import expected_tensors, gguf_name, is_ignorable
 
@@ -44,7 +42,6 @@ class GGUFSource(WeightSource):
         self._file = file
         self._arch = arch
         self._stored = {names.get(stored, stored): stored for stored in file.tensors}
-        self._bytes: Tensor | None = None
         super().__init__(
             where=str(file.path),
             shapes={name: file.tensors[stored].shape for name, stored in self._stored.items()},
@@ -63,9 +60,6 @@ class GGUFSource(WeightSource):
         """
         return cls(GGUFFile.open(path), arch, progress)
 
-    def _let_go(self) -> None:
-        self._bytes = None
-
     def ggml_type(self, name: str) -> GGMLType | None:
         """See ``WeightSource.ggml_type``."""
         stored = self._stored.get(name)
@@ -79,30 +73,20 @@ class GGUFSource(WeightSource):
         stored = self._stored.get(name) or gguf_name(name, self._arch)
         return f"'{name}'" if stored == name else f"'{name}' (here '{stored}')"
 
-    def _read(self, name: str, index: Index) -> WeightData:
+    def _read(self, name: str, index: Index, out: Tensor | None = None) -> WeightData:
         entry = self._file.tensor(self._stored[name])
         dtype = _DENSE.get(entry.ggml_type)
         if dtype is not None:
-            tensor = self._tensor(entry, dtype, entry.shape)
-        else:
-            self._check_decodable(name, entry)
-            packed = self._tensor(
-                entry, torch.uint8, (*entry.shape[:-1], entry.num_bytes // prod(entry.shape[:-1]))
-            )
-            if len(entry.shape) > 1:
-                rows = self._take_rows(name, packed, index[0])[(slice(None), *index[1:-1])]
-                return self._take_columns(name, rows, entry.ggml_type, index[-1])
-            whole = PackedBlocks(packed, entry.ggml_type, entry.shape)
-            tensor = WeightData(name, self.where, packed=whole).dequantize(torch.float32)
-        return WeightData(
-            name, self.where, tensor=self._take_rows(name, tensor, index[0])[(slice(None), *index[1:])]
+            return WeightData(name, self.where, tensor=self._part(name, entry, dtype, entry.shape, index))
+        self._check_decodable(name, entry)
+        if len(entry.shape) > 1:
+            return self._read_blocks(name, entry, index)
+        data = self._files.read(
+            self.where, entry.offset, torch.uint8, (entry.num_bytes,), (slice(0, entry.num_bytes),)
         )
-
-    def _tensor(self, entry: GGUFTensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """A view of the mapped file."""
-        if self._bytes is None:
-            self._bytes = map_file(self._file.path)
-        return tensor_at(self._bytes, entry.offset, entry.offset + entry.num_bytes, dtype, shape)
+        whole = WeightData(name, self.where, packed=PackedBlocks(data, entry.ggml_type, entry.shape))
+        rows = self._take_rows(name, whole.dequantize(torch.float32), index[0])
+        return WeightData(name, self.where, tensor=rows)
 
     def _check_decodable(self, name: str, entry: GGUFTensor) -> None:
         if not can_dequantize(entry.ggml_type):
@@ -112,8 +96,18 @@ class GGUFSource(WeightSource):
                 f"(known: {known})"
             )
 
+    def _part(
+        self, name: str, entry: GGUFTensor, dtype: torch.dtype, shape: tuple[int, ...], index: Index
+    ) -> Tensor:
+        """``index`` of a tensor [*shape] in the Hugging Face order of its rows."""
+        if not self._is_permuted(name) or index[0].start == index[0].stop:
+            return self._files.read(self.where, entry.offset, dtype, shape, index)
+        every_row = (slice(0, shape[0]), *index[1:])
+        rows = self._files.read(self.where, entry.offset, dtype, shape, every_row)
+        return self._take_rows(name, rows, index[0])
+
     def _take_rows(self, name: str, tensor: Tensor, rows: slice) -> Tensor:
-        """Rows of the Hugging Face layout, from dense numbers or packed bytes."""
+        """Rows of the Hugging Face layout, from all of the file's, dense numbers or packed bytes."""
         if not self._is_permuted(name):
             return tensor[rows]
         head_dim = self._arch.head_dim
@@ -132,13 +126,16 @@ class GGUFSource(WeightSource):
             and (".self_attn.q_proj." in name or ".self_attn.k_proj." in name)
         )
 
-    def _take_columns(self, name: str, packed: Tensor, ggml_type: GGMLType, columns: slice) -> WeightData:
+    def _read_blocks(self, name: str, entry: GGUFTensor, index: Index) -> WeightData:
         """Part of each packed row: still packed when it begins and ends with a block, else decoded."""
-        block_numbers, block_bytes = BLOCK_SIZES[ggml_type]
+        block_numbers, block_bytes = BLOCK_SIZES[entry.ggml_type]
+        row_bytes = entry.shape[-1] // block_numbers * block_bytes
+        columns = index[-1]
         first, last = columns.start // block_numbers, -(-columns.stop // block_numbers)
-        part = packed[..., first * block_bytes : last * block_bytes]
-        shape = (*packed.shape[:-1], (last - first) * block_numbers)
-        data = WeightData(name, self.where, packed=PackedBlocks(part, ggml_type, shape))
+        stored = (*index[:-1], slice(first * block_bytes, last * block_bytes))
+        part = self._part(name, entry, torch.uint8, (*entry.shape[:-1], row_bytes), stored)
+        shape = (*part.shape[:-1], (last - first) * block_numbers)
+        data = WeightData(name, self.where, packed=PackedBlocks(part, entry.ggml_type, shape))
         begin, num_columns = columns.start - first * block_numbers, columns.stop - columns.start
         if num_columns == shape[-1]:
             return data

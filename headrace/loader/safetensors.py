@@ -1,9 +1,8 @@
-"""SafetensorsSource: a Hugging Face folder's weights, mapped into memory; a slice touches its own pages only."""
+"""SafetensorsSource: a Hugging Face folder's weights, each tensor, or the slice of it, when it is asked for."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from headrace.checkpoint.model_config import ModelArchitecture
 from headrace.checkpoint.safetensors_index import SafetensorsEntry, SafetensorsIndex
 from headrace.errors import UnsupportedModelError
 from headrace.loader.base import Index, Progress, WeightData, WeightSource
-from headrace.loader.file_bytes import map_file, tensor_at
 from headrace.loader.tensor_names import hf_name, is_ignorable, is_norm
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -37,7 +35,7 @@ _DTYPES: dict[str, torch.dtype] = {
 
 
 class SafetensorsSource(WeightSource):
-    """Reads ``*.safetensors``. Tensors that are not small are views of the mapped files.
+    """Reads ``*.safetensors``.
 
     Hugging Face stores Gemma's norm weights w for use as (1 + w). This source, and nothing else, adds the 1 (in fp32,
     the result's dtype), so that models always see the factor itself, as GGUF files have it.
@@ -51,7 +49,6 @@ class SafetensorsSource(WeightSource):
             hf_name(stored, stored_names): entry for stored, entry in index.entries.items()
         }
         self._adds_one_to_norms = arch.architecture == "gemma3"
-        self._files: dict[Path, Tensor] = {}
         super().__init__(
             where=str(index.folder),
             shapes={name: entry.shape for name, entry in self._entries.items()},
@@ -72,14 +69,11 @@ class SafetensorsSource(WeightSource):
         """
         return cls(SafetensorsIndex.open(folder), arch, progress)
 
-    def _let_go(self) -> None:
-        self._files.clear()
-
     def file_of(self, name: str) -> str:
         """The shard that holds the tensor."""
         return str(self._entries[name].file)
 
-    def _read(self, name: str, index: Index) -> WeightData:
+    def _read(self, name: str, index: Index, out: Tensor | None = None) -> WeightData:
         entry = self._entries[name]
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
@@ -87,9 +81,7 @@ class SafetensorsSource(WeightSource):
                 f"{entry.file}: tensor '{name}' has dtype {entry.dtype}, which is not supported (supported: "
                 f"{', '.join(_DTYPES)})"
             )
-        if entry.file not in self._files:
-            self._files[entry.file] = map_file(entry.file)
-        tensor: Any = tensor_at(self._files[entry.file], entry.begin, entry.end, dtype, entry.shape)[index]
+        tensor = self._files.read(str(entry.file), entry.begin, dtype, entry.shape, index, out)
         if self._adds_one_to_norms and is_norm(name):
             tensor = tensor.float() + 1.0
         return WeightData(name, str(entry.file), tensor=tensor)

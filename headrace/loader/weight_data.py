@@ -31,8 +31,6 @@ class PackedBlocks:
 class WeightData:
     """What a source hands out: a dense tensor, or packed blocks; exactly one of both is set.
 
-    A dense tensor may share the file's pages, so it must not be written to.
-
     Attributes:
         name: the Hugging Face name, for errors.
         where: the file, for errors.

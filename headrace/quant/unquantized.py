@@ -38,17 +38,18 @@ class UnquantizedMethod(QuantMethod):
     def load(self, shards: Sequence[Shard], home: WeightHome) -> DenseLinear:
         num_rows = sum(shard.num_rows for shard in shards)
         [num_columns] = {shard.num_columns for shard in shards}
-        stored = [
-            home.weights.get(f"{shard.name}.weight", (shard.rows, shard.columns), shape=shard.shape)
-            for shard in shards
-        ]
+        nothing = (slice(0, 0),)  # tells types without reading, so that numbers are read to where they stay
+        stored = [home.weights.get(f"{each.name}.weight", nothing, shape=each.shape) for each in shards]
         dtype = common_weight_dtype(stored, home)
         weight = torch.empty((num_rows, num_columns), dtype=dtype, device=home.device)
         start = 0
-        for shard, data in zip(shards, stored, strict=True):
-            end = start + shard.num_rows
-            data.dequantize_into(weight[start:end])
-            start = end
+        for shard in shards:
+            part = weight[start : start + shard.num_rows]
+            data = home.weights.get(
+                f"{shard.name}.weight", (shard.rows, shard.columns), shape=shard.shape, out=part
+            )
+            data.dequantize_into(part)
+            start += shard.num_rows
         return DenseLinear(home.ops, home.ops.pack_weight(weight), load_bias(shards, home, home.dtype))
 
     def read_dense(self, shard: Shard, home: WeightHome) -> Tensor:

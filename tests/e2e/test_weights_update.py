@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import shutil
 import weakref
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from headrace import LLM, SamplingParams
+from headrace.checkpoint.file_reader import FileReader
 from headrace.config import EngineConfig
 from headrace.core.output import EngineCoreRequest
 from headrace.engine.assemble import build_engine_core
@@ -156,6 +158,32 @@ def test_replaced_files_are_read_again(folders: dict[str, Path], tmp_path: Path)
         (tmp_path / "next").rename(folder)
         assert answers_of(llm) == of_a
         llm.update_weights()
+        assert answers_of(llm) == fresh_answers(folders["b"])
+
+
+def test_a_file_that_is_cut_while_it_is_copied_leaves_the_running_weights(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folders["b"], tmp_path / "b")
+    file = tmp_path / "b" / "model.safetensors"
+    read_into, sizes = FileReader.read_into, list[int]()
+
+    def cut_after_some(reader: FileReader, out: memoryview, begin: int) -> None:
+        sizes.extend([len(out)] if len(out) else [])
+        if len(sizes) == 5:
+            os.truncate(file, begin + len(out) - 1)
+        read_into(reader, out, begin)
+
+    with llm_of(folders["a"]) as llm:
+        of_a = answers_of(llm)
+        with monkeypatch.context() as patch:
+            patch.setattr(FileReader, "read_into", cut_after_some)
+            with pytest.raises(CheckpointError, match=r"model.safetensors: was changed .* are needed"):
+                llm.update_weights(str(tmp_path / "b"))
+        assert len(sizes) == 5
+        assert any(output.num_cached_tokens for output in outputs_of(llm)), "the cache is as it was"
+        assert answers_of(llm) == of_a
+        llm.update_weights(str(folders["b"]))
         assert answers_of(llm) == fresh_answers(folders["b"])
 
 

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class DictWeights(WeightSource):
-    """Attributes: read: (name, shape of the part) of every ``get``."""
+    """Attributes: read: (name, shape of the part) of every ``get`` of something."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = tensors
@@ -24,9 +24,10 @@ class DictWeights(WeightSource):
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         super().__init__("memory", shapes, 0, lambda name: False)
 
-    def _read(self, name: str, index: Index) -> WeightData:
+    def _read(self, name: str, index: Index, out: torch.Tensor | None = None) -> WeightData:
         part = self.tensors[name][index]
-        self.read.append((name, tuple(part.shape)))
+        if part.numel():
+            self.read.append((name, tuple(part.shape)))
         return WeightData(name, "memory", tensor=part)
 
 

@@ -82,7 +82,7 @@ class BlockWeights(DictWeights):
     def ggml_type(self, name: str) -> GGMLType | None:
         return self._blocks[name].ggml_type if name in self._blocks else None
 
-    def _read(self, name: str, index: Index) -> WeightData:
+    def _read(self, name: str, index: Index, out: Any = None) -> WeightData:
         if name not in self._blocks:
             return super()._read(name, index)
         packed = self._blocks[name]
