@@ -101,7 +101,6 @@ class Point:
         shared = sum(tokens for _, tokens in levels)
         flops = 4 * batch * shared * shape.num_heads * shape.head_dim
         self.floor_us = 1e6 * max(bytes_a_layer / 4.3e12, flops / 788e12)
-        self.floor_apart_us = 1e6 * batch * (shared + own) * setup.token_bytes / 4.3e12
 
     def measure(self, changes: Sequence[Callable[[Any], None] | None]) -> list[Timing]:
         """Apart first, then together once for each change of the backend (None: as it is), all timed in turn."""

@@ -134,11 +134,6 @@ class Tokenizer:
         """One token as text by itself, special ones included; a part of a character shows as U+FFFD."""
         return self._all_bytes[token_id].decode("utf-8", "replace")
 
-    def tokenizer_json(self) -> str:
-        """The tokenizer in the tokenizer.json format, for libraries that read it."""
-        text: str = self._backend.to_str()
-        return text
-
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

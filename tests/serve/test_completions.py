@@ -8,7 +8,6 @@ import pytest
 from tests.serve.launch import LaunchedServer
 
 COUNT = "1, 2, 3, 4, "
-TEN_WORDS = "1, 2, 3, 4, 1, 2, 3, 4, "
 
 
 def text_of(events: list[dict[str, Any]], index: int = 0) -> str:

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from headrace.checkpoint import ModelSource
 from headrace.errors import CheckpointError, RequestError, UnsupportedModelError
-from headrace.tokenizer import Tokenizer, load_tokenizer
+from headrace.tokenizer import load_tokenizer
 from tests.tokenizer.texts import TEXTS, random_texts
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{% endfor %}"
@@ -180,9 +180,3 @@ def test_metaspace_decoder(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(save(tmp_path, backend))
     ids = tokenizer.encode("word or", add_special_tokens=False)
     assert tokenizer.decode(ids) == "word or" == backend.decode(ids)
-
-
-def test_the_json_gives_the_same_tokenizer(tmp_path: Path) -> None:
-    tokenizer: Tokenizer = load_tokenizer(save(tmp_path, byte_level_backend()))
-    again = tokenizers.Tokenizer.from_str(tokenizer.tokenizer_json())
-    assert again.encode("Hello wörld").ids == tokenizer.encode("Hello wörld")
