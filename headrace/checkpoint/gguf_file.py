@@ -1,4 +1,4 @@
-"""GGUFFile: the header of a GGUF file, read with mmap and struct, and its tensors as bytes.
+"""GGUFFile: the header of a GGUF file, read with mmap and struct, and where its tensors lie.
 
 The ``gguf`` package's own reader makes numpy objects of every vocabulary entry and takes seconds; this one walks the
 header once and decodes vocabularies when they are asked for. Format: GGUF versions 2 and 3, little endian.
@@ -6,7 +6,6 @@ header once and decodes vocabularies when they are asked for. Format: GGUF versi
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,26 +33,15 @@ class GGUFTensor:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class GGUFFile:
-    """An open GGUF file: ``metadata`` (string arrays decode on first use), ``tensors`` by name, ``raw`` bytes, its
-    ``stamp``.
+    """``metadata`` (string arrays decode on first use, and keep the file mapped), ``tensors`` by name, and what the
+    file was when its header was read."""
 
-    The file stays mapped as long as this object or a view from ``raw`` lives.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        data: mmap.mmap,
-        stamp: FileStamp,
-        metadata: dict[str, GGUFValue],
-        tensors: dict[str, GGUFTensor],
-    ) -> None:
-        self.path = path
-        self.stamp = stamp
-        self.metadata: Mapping[str, GGUFValue] = MappingProxyType(metadata)
-        self.tensors: Mapping[str, GGUFTensor] = MappingProxyType(tensors)
-        self._view = memoryview(data)
+    path: Path
+    stamp: FileStamp
+    metadata: Mapping[str, GGUFValue]
+    tensors: Mapping[str, GGUFTensor]
 
     @classmethod
     def open(cls, path: str | Path) -> GGUFFile:
@@ -69,7 +57,7 @@ class GGUFFile:
         metadata = _read_metadata(reader, num_keys)
         _refuse_parts(path, metadata)
         tensors = _read_tensors(reader, num_tensors, _alignment(path, metadata))
-        return cls(path, data, stamp, metadata, tensors)
+        return cls(path, stamp, MappingProxyType(metadata), MappingProxyType(tensors))
 
     def tensor(self, name: str) -> GGUFTensor:
         """The index entry of one tensor.
@@ -83,15 +71,6 @@ class GGUFFile:
                 f"{self.path}: tensor '{name}' is missing; the file has {len(self.tensors)} others"
             )
         return entry
-
-    def raw(self, name: str) -> memoryview:
-        """A read-only view (uint8) of one tensor's stored bytes, without copying.
-
-        Raises:
-            CheckpointError: the file has no such tensor.
-        """
-        entry = self.tensor(name)
-        return self._view[entry.offset : entry.offset + entry.num_bytes]
 
 
 def _read_preamble(reader: HeaderReader) -> tuple[int, int]:

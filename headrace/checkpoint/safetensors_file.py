@@ -54,22 +54,12 @@ class SafetensorsEntry:
     end: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SafetensorsFile:
-    """An open .safetensors file: ``entries`` by tensor name, ``metadata``, ``raw`` bytes, and its ``stamp``."""
+    """``entries`` by tensor name, and what the file was when its header was read."""
 
-    def __init__(
-        self,
-        path: Path,
-        data: mmap.mmap,
-        stamp: FileStamp,
-        entries: dict[str, SafetensorsEntry],
-        metadata: dict[str, str],
-    ) -> None:
-        self.path = path
-        self.stamp = stamp
-        self.entries: Mapping[str, SafetensorsEntry] = MappingProxyType(entries)
-        self.metadata: Mapping[str, str] = MappingProxyType(metadata)
-        self._view = memoryview(data)
+    stamp: FileStamp
+    entries: Mapping[str, SafetensorsEntry]
 
     @classmethod
     def open(cls, path: str | Path) -> SafetensorsFile:
@@ -81,23 +71,11 @@ class SafetensorsFile:
         path = Path(path)
         data, stamp = open_mapped(path, 8, "safetensors")
         header, data_start = _read_header(path, data)
-        metadata = header.pop("__metadata__", None) or {}
-        if not isinstance(metadata, dict):
+        if not isinstance(header.pop("__metadata__", None) or {}, dict):
             raise CheckpointError(f"{path}: '__metadata__' in the header is not an object")
         entries = {name: _entry(path, name, item, data_start) for name, item in header.items()}
         _check_places(path, entries, data_start, len(data))
-        return cls(path, data, stamp, entries, {str(key): str(value) for key, value in metadata.items()})
-
-    def raw(self, name: str) -> memoryview:
-        """A read-only view (uint8) of one tensor's bytes, without copying.
-
-        Raises:
-            CheckpointError: the file has no such tensor.
-        """
-        entry = self.entries.get(name)
-        if entry is None:
-            raise CheckpointError(f"{self.path}: tensor '{name}' is missing")
-        return self._view[entry.begin : entry.end]
+        return cls(stamp, MappingProxyType(entries))
 
 
 def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:

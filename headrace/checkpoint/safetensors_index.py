@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,15 +18,13 @@ SINGLE_NAME = "model.safetensors"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SafetensorsIndex:
-    """Tensor name -> where it lies, over all files of a folder; ``raw`` gives bytes without copying."""
+    """Tensor name -> where it lies, over all files of a folder, and what each file was when its header was read."""
 
-    def __init__(
-        self, folder: Path, files: dict[Path, SafetensorsFile], entries: dict[str, SafetensorsEntry]
-    ) -> None:
-        self.folder = folder
-        self.entries: Mapping[str, SafetensorsEntry] = MappingProxyType(entries)
-        self._files = files
+    folder: Path
+    stamps: Mapping[str, FileStamp]
+    entries: Mapping[str, SafetensorsEntry]
 
     @classmethod
     def open(cls, folder: str | Path) -> SafetensorsIndex:
@@ -45,43 +44,18 @@ class SafetensorsIndex:
         )
         if not paths:
             raise CheckpointError(_why_no_weights(folder))
-        files: dict[Path, SafetensorsFile] = {}
+        stamps: dict[str, FileStamp] = {}
         entries: dict[str, SafetensorsEntry] = {}
         for path in paths:
-            files[path] = SafetensorsFile.open(path)
-            for name, entry in files[path].entries.items():
+            file = SafetensorsFile.open(path)
+            stamps[str(path)] = file.stamp
+            for name, entry in file.entries.items():
                 if name in entries:
                     raise CheckpointError(
                         f"{path}: tensor '{name}' is also in {entries[name].file.name}, and there is no {INDEX_NAME}"
                     )
                 entries[name] = entry
-        return cls(folder, files, entries)
-
-    @property
-    def stamps(self) -> dict[str, FileStamp]:
-        """What each file was when its header was read."""
-        return {str(path): file.stamp for path, file in self._files.items()}
-
-    def entry(self, name: str) -> SafetensorsEntry:
-        """Where one tensor lies.
-
-        Raises:
-            CheckpointError: there is no such tensor.
-        """
-        found = self.entries.get(name)
-        if found is None:
-            raise CheckpointError(
-                f"{self.folder}: tensor '{name}' is missing; there are {len(self.entries)} others"
-            )
-        return found
-
-    def raw(self, name: str) -> memoryview:
-        """A read-only view (uint8) of one tensor's bytes.
-
-        Raises:
-            CheckpointError: there is no such tensor.
-        """
-        return self._files[self.entry(name).file].raw(name)
+        return cls(folder, stamps, MappingProxyType(entries))
 
 
 def _open_sharded(folder: Path) -> SafetensorsIndex:
@@ -103,7 +77,8 @@ def _open_sharded(folder: Path) -> SafetensorsIndex:
         if found is None:
             raise CheckpointError(f"{path}: tensor '{name}' is missing, though {INDEX_NAME} says it is there")
         entries[name] = found
-    return SafetensorsIndex(folder, files, entries)
+    stamps = {str(path): file.stamp for path, file in files.items()}
+    return SafetensorsIndex(folder, stamps, MappingProxyType(entries))
 
 
 def _read_weight_map(path: Path) -> dict[str, str]:

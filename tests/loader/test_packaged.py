@@ -52,6 +52,7 @@ def test_numbers_are_the_packages(source: ModelSource) -> None:
     parts = ["self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj", "input_layernorm"]
     for name in [f"model.layers.3.{part}.weight" for part in parts]:
         entry = file.tensors[gguf_name(name, arch)]
-        stored = np.array(file.raw(entry.name)).reshape(entry.shape[0], -1)
+        stored = np.fromfile(source.path, np.uint8, entry.num_bytes, offset=entry.offset)
+        stored = stored.reshape(entry.shape[0], -1)
         expected = gguf.dequantize(stored, gguf.GGMLQuantizationType(entry.ggml_type)).reshape(entry.shape)
         assert torch.equal(weights.get(name).dequantize(torch.float32), torch.from_numpy(expected)), name
