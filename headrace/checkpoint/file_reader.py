@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from headrace.checkpoint.mapped_file import FileStamp
+from headrace.checkpoint.file_stamp import FileStamp
 from headrace.errors import CheckpointError
 
 _MAX_READ_BYTES = 1 << 30
@@ -21,12 +21,13 @@ class FileReader:
 
     Args:
         stamp: what the file was when it was looked at, for errors.
+        descriptor: of the file if it is open already; it belongs to this object from now on.
     """
 
-    def __init__(self, path: Path, stamp: FileStamp) -> None:
+    def __init__(self, path: Path, stamp: FileStamp, descriptor: int | None = None) -> None:
         self._path = path
         self._stamp = stamp
-        self._descriptor: int | None = None
+        self._descriptor = descriptor
         self._asked = (0, 0)
 
     def __del__(self) -> None:

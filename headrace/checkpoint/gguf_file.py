@@ -1,4 +1,4 @@
-"""GGUFFile: the header of a GGUF file, read with mmap and struct, and where its tensors lie.
+"""GGUFFile: the header of a GGUF file, read with struct, and where its tensors lie.
 
 The ``gguf`` package's own reader makes numpy objects of every vocabulary entry and takes seconds; this one walks the
 header once and decodes vocabularies when they are asked for. Format: GGUF versions 2 and 3, little endian.
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from headrace.checkpoint.file_stamp import FileStamp
 from headrace.checkpoint.gguf_header import GGUFStrings, GGUFValue, HeaderReader
 from headrace.checkpoint.gguf_types import BLOCK_SIZES, GGMLType
-from headrace.checkpoint.mapped_file import FileStamp, open_mapped
+from headrace.checkpoint.header_bytes import HeaderBytes
 from headrace.errors import CheckpointError, UnsupportedModelError
 
 MAX_DIMS = 4
@@ -35,7 +36,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GGUFFile:
-    """``metadata`` (string arrays decode on first use, and keep the file mapped), ``tensors`` by name, and what the
+    """``metadata`` (string arrays decode on first use), ``tensors`` by name, and what the
     file was when its header was read."""
 
     path: Path
@@ -45,19 +46,19 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | Path) -> GGUFFile:
-        """Maps the file and reads its header.
+        """Reads the file's header.
 
         Raises:
             CheckpointError: the file is missing, cut or corrupt; the message names the file and the key or tensor.
         """
         path = Path(path)
-        data, stamp = open_mapped(path, 4, "GGUF")
-        reader = HeaderReader(path, data)
+        file = HeaderBytes(path, 4, "GGUF")
+        reader = HeaderReader(file)
         num_tensors, num_keys = _read_preamble(reader)
         metadata = _read_metadata(reader, num_keys)
         _refuse_parts(path, metadata)
         tensors = _read_tensors(reader, num_tensors, _alignment(path, metadata))
-        return cls(path, stamp, MappingProxyType(metadata), MappingProxyType(tensors))
+        return cls(path, file.stamp, MappingProxyType(metadata), MappingProxyType(tensors))
 
     def tensor(self, name: str) -> GGUFTensor:
         """The index entry of one tensor.

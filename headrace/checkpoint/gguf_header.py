@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from mmap import mmap
 from pathlib import Path
 from typing import overload
 
 from headrace.checkpoint.gguf_types import SCALAR_CODES, ValueType
+from headrace.checkpoint.header_bytes import HeaderBytes
 from headrace.errors import CheckpointError
 
 MAX_STRING_BYTES = 1 << 24
@@ -21,9 +21,9 @@ _LENGTH = struct.Struct("<Q")
 class GGUFStrings(Sequence[str]):
     """An array of strings in a GGUF header; its bounds are checked on opening, its text is decoded on first use."""
 
-    def __init__(self, path: Path, key: str, data: mmap, start: int, end: int, count: int) -> None:
+    def __init__(self, path: Path, key: str, data: bytes, count: int) -> None:
         self._path, self._key = path, key
-        self._data, self._start, self._end, self._count = data, start, end, count
+        self._data, self._count = data, count
         self._decoded: list[str] | None = None
 
     def to_list(self) -> list[str]:
@@ -38,8 +38,7 @@ class GGUFStrings(Sequence[str]):
 
     def raw_items(self) -> list[bytes]:
         """All strings as the bytes in the file."""
-        blob = self._data[self._start : self._end]
-        unpack, position, items = _LENGTH.unpack_from, 0, []
+        blob, unpack, position, items = self._data, _LENGTH.unpack_from, 0, []
         for _ in range(self._count):
             begin = position + 8
             position = begin + unpack(blob, position)[0]
@@ -75,11 +74,11 @@ GGUFValue = GGUFScalar | GGUFStrings | tuple[int, ...] | tuple[float, ...] | tup
 class HeaderReader:
     """Reads one field after another; anything that does not fit into the file is a CheckpointError."""
 
-    def __init__(self, path: Path, data: mmap) -> None:
-        self.path = path
-        self.num_bytes = len(data)
+    def __init__(self, file: HeaderBytes) -> None:
+        self.path = file.path
+        self.num_bytes = file.num_bytes
         self.position = 0
-        self._data = data
+        self._file = file
 
     def take(self, num_bytes: int, what: str) -> bytes:
         """The next bytes; ``what`` names them in the error."""
@@ -89,7 +88,7 @@ class HeaderReader:
                 f"{self.path}: the header is cut off: {what} needs {num_bytes} bytes at byte {self.position}, "
                 f"but the file has {self.num_bytes}"
             )
-        taken = self._data[self.position : end]
+        taken = self._file.first(end)[self.position : end]
         self.position = end
         return taken
 
@@ -158,13 +157,15 @@ class HeaderReader:
     def _string_array(self, key: str, count: int) -> GGUFStrings:
         self.check_room(count, 8, f"strings in key '{key}'")
         start = position = self.position
-        unpack, data, end = _LENGTH.unpack_from, self._data, self.num_bytes
+        unpack, data, end = _LENGTH.unpack_from, b"", self.num_bytes
         try:
             for _ in range(count):
+                if position + 8 > len(data):
+                    data = self._file.first(position + 8)
                 position += 8 + unpack(data, position)[0]
         except (struct.error, OverflowError):
             position = end + 1
         if position > end:
             raise CheckpointError(f"{self.path}: the header is cut off inside the strings of key '{key}'")
         self.position = position
-        return GGUFStrings(self.path, key, data, start, position, count)
+        return GGUFStrings(self.path, key, self._file.first(position)[start:position], count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -11,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
-from headrace.checkpoint.mapped_file import FileStamp, open_mapped
+from headrace.checkpoint.file_stamp import FileStamp
+from headrace.checkpoint.header_bytes import HeaderBytes
 from headrace.errors import CheckpointError, UnsupportedModelError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -63,33 +63,36 @@ class SafetensorsFile:
 
     @classmethod
     def open(cls, path: str | Path) -> SafetensorsFile:
-        """Maps the file, reads its header and checks every entry.
+        """Reads the file's header and checks every entry.
 
         Raises:
             CheckpointError: the file is missing, cut or corrupt; the message names the file and the tensor.
         """
         path = Path(path)
-        data, stamp = open_mapped(path, 8, "safetensors")
-        header, data_start = _read_header(path, data)
+        file = HeaderBytes(path, 8, "safetensors")
+        header, data_start = _read_header(file)
         if not isinstance(header.pop("__metadata__", None) or {}, dict):
             raise CheckpointError(f"{path}: '__metadata__' in the header is not an object")
         entries = {name: _entry(path, name, item, data_start) for name, item in header.items()}
-        _check_places(path, entries, data_start, len(data))
-        return cls(stamp, MappingProxyType(entries))
+        _check_places(path, entries, data_start, file.num_bytes)
+        return cls(file.stamp, MappingProxyType(entries))
 
 
-def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
+def _read_header(file: HeaderBytes) -> tuple[dict[str, Any], int]:
     """The header's object and where the tensors' bytes start."""
-    length = int.from_bytes(data[:8], "little")
-    if length > min(MAX_HEADER_BYTES, len(data) - 8):
-        if data[:7] == b"version":
+    path, start = file.path, file.first(8)[:8]
+    length = int.from_bytes(start, "little")
+    if length > min(MAX_HEADER_BYTES, file.num_bytes - 8):
+        if start[:7] == b"version":
             raise CheckpointError(f"{path}: is a Git LFS pointer, not the file itself; run 'git lfs pull'")
         raise CheckpointError(
-            f"{path}: claims a header of {length} bytes, but only {len(data) - 8} bytes follow (limit "
+            f"{path}: claims a header of {length} bytes, but only {file.num_bytes - 8} bytes follow (limit "
             f"{MAX_HEADER_BYTES}); it was cut off or is not a safetensors file"
         )
     try:
-        header = json.loads(data[8 : 8 + length].decode(), object_pairs_hook=_without_duplicates)
+        header = json.loads(
+            file.first(8 + length)[8 : 8 + length].decode(), object_pairs_hook=_without_duplicates
+        )
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: the header is not JSON: {error}") from None
     if not isinstance(header, dict):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from headrace.checkpoint.mapped_file import FileStamp
+from headrace.checkpoint.file_stamp import FileStamp
 from headrace.checkpoint.safetensors_file import SafetensorsEntry, SafetensorsFile
 from headrace.errors import CheckpointError
 

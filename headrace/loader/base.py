@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from headrace.checkpoint.file_stamp import FileStamp
 from headrace.checkpoint.gguf_types import GGMLType
-from headrace.checkpoint.mapped_file import FileStamp
 from headrace.checkpoint.model_config import ModelArchitecture
 from headrace.checkpoint.source import ModelSource
 from headrace.errors import CheckpointError, ConfigError

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.checkpoint.file_reader import FileReader
-from headrace.checkpoint.mapped_file import FileStamp
+from headrace.checkpoint.file_stamp import FileStamp
 
 _MIN_PIECE_BYTES = 4096
 """Parts of rows that are shorter are cut out of whole rows: a read of its own would cost more than it spares."""

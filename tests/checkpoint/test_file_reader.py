@@ -10,7 +10,7 @@ import pytest
 
 from headrace.checkpoint import file_reader
 from headrace.checkpoint.file_reader import FileReader
-from headrace.checkpoint.mapped_file import FileStamp
+from headrace.checkpoint.file_stamp import FileStamp
 from headrace.errors import CheckpointError
 
 

@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 import torch
 
-from headrace.checkpoint.mapped_file import FileStamp
+from headrace.checkpoint.file_stamp import FileStamp
 from headrace.checkpoint.source import ModelSource, resolve_model
 from headrace.loader.base import WeightSource
 from headrace.loader.file_bytes import TensorFiles
@@ -84,7 +84,7 @@ def test_a_file_that_is_cut_while_tensors_are_copied_ends_no_process(kind: str, 
     file = source.path if kind == "gguf" else source.path / "model.safetensors"
     script = f"""
         import os
-        from headrace.checkpoint.mapped_file import FileStamp
+        from headrace.checkpoint.file_stamp import FileStamp
         from headrace.errors import CheckpointError
         from tests.loader.test_file_bytes import _open
 

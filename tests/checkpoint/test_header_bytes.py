@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.checkpoint.gguf_file import GGUFFile
-from headrace.checkpoint.mapped_file import FileStamp, open_mapped
+from headrace.checkpoint import header_bytes
+from headrace.checkpoint.file_stamp import FileStamp
+from headrace.checkpoint.gguf_file import GGUFFile, GGUFStrings
+from headrace.checkpoint.gguf_header import HeaderReader
+from headrace.checkpoint.header_bytes import HeaderBytes
 from headrace.checkpoint.safetensors_file import SafetensorsFile
 from headrace.errors import CheckpointError
+from tests.checkpoint.gguf_writer import TINY_TENSORS, gguf_bytes, tiny_llama
 
 
 @pytest.mark.parametrize("open_file", [GGUFFile.open, SafetensorsFile.open])
@@ -34,8 +38,8 @@ def test_a_folder_in_its_place_is_told_and_does_not_stay_open(open_file: object,
 def test_what_was_changed_is_told_with_both_sizes(tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.write_bytes(bytes(100))
-    data, stamp = open_mapped(path, 8, "made-up")
-    assert len(data) == 100 and stamp == FileStamp.of(path.stat())
+    stamp = HeaderBytes(path, 8, "made-up").stamp
+    assert stamp == FileStamp.of(path.stat())
     stamp.check(path)
     os.truncate(path, 60)
     with pytest.raises(CheckpointError, match=r"model: was changed while .* it had 100 bytes and has 60"):
@@ -49,4 +53,35 @@ def test_what_was_changed_is_told_with_both_sizes(tmp_path: Path) -> None:
         stamp.check(path)
     path.write_bytes(b"short")
     with pytest.raises(CheckpointError, match="has 5 bytes, too few for a made-up file"):
-        open_mapped(path, 8, "made-up")
+        HeaderBytes(path, 8, "made-up")
+
+
+def test_a_header_is_read_as_far_as_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header_bytes, "_FIRST_BYTES", 10)
+    path = tmp_path / "model"
+    path.write_bytes(bytes(range(100)))
+    file = HeaderBytes(path, 8, "made-up")
+    assert [file.first(end)[:end] for end in (4, 11, 90)] == [bytes(range(end)) for end in (4, 11, 90)]
+    assert file.first(1 << 62) == bytes(range(100))
+
+
+@pytest.mark.parametrize("num_left", [0, 30])
+def test_a_header_that_is_cut_while_it_is_read_is_an_error(
+    num_left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mapped, it ended the process."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes(tiny_llama(), TINY_TENSORS))
+    monkeypatch.setattr(header_bytes, "_FIRST_BYTES", 16)
+    take = HeaderReader.take
+
+    def take_and_cut(self: HeaderReader, num_bytes: int, what: str) -> bytes:
+        os.truncate(path, num_left)
+        return take(self, num_bytes, what)
+
+    whole = GGUFFile.open(path)
+    monkeypatch.setattr(HeaderReader, "take", take_and_cut)
+    with pytest.raises(CheckpointError, match=rf"model\.gguf: was changed .* it has {num_left}"):
+        GGUFFile.open(path)
+    tokens = whole.metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, GGUFStrings) and len(tokens.to_list()) == len(tokens), "text is decoded later"
