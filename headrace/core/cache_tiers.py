@@ -156,6 +156,8 @@ class TieredCache:
 
     def poll_loaded(self) -> list[tuple[str, int]]:
         """See ``CacheTier``; also gives back what ended transfers held."""
+        if self._disk is not None:
+            self._disk.tend()
         for store in [store for store in self._stores.values() if store.transfer.is_done]:
             del self._stores[store.key]
             self._end_store(store, is_device_block_held=True)

@@ -126,6 +126,9 @@ class DiskBlocks(Protocol):
     def doubt(self, keys: Iterable[bytes]) -> None:
         """Files of these may be damaged: a write of one is not left out because there is a file."""
 
+    def tend(self) -> None:
+        """Do now and then what is due, beside the caller; called every step, and every second without any."""
+
     def clear(self) -> None:
         """Remove all files."""
 

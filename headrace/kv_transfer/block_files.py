@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
 import socket
+import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,8 +60,35 @@ def temporary_name(key: bytes) -> str:
     return f"{key.hex()}.{HOST}-{os.getpid()}.tmp"
 
 
+def refuse_link(folder: Path) -> None:
+    """Raises OSError when a folder is a link: what is behind it is somebody else's."""
+    if folder.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "is a link, which is not followed", str(folder))
+
+
+def is_foreign(path: str | Path) -> bool:
+    """Whether a folder, a link or a pipe has the name of a file of ours."""
+    try:
+        return not stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def open_plain(path: str | Path, flags: int) -> int:
+    """An opener for files of ours: neither follows a link nor waits for a pipe. Raises OSError."""
+    _refuse_foreign(path)
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+
+
+def remove_plain(path: Path) -> None:
+    """Remove a file of ours, if it is there. Raises OSError, also for what else has its name, which stays."""
+    _refuse_foreign(path)
+    path.unlink(missing_ok=True)
+
+
 def scan_folder(folder: Path) -> FolderContents:
     """What is in a folder; nothing is followed or opened. Raises OSError."""
+    refuse_link(folder)
     contents = FolderContents()
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -101,3 +130,8 @@ def _may_be_writing(process: int, written_at: float) -> bool:
     except (OSError, ValueError, IndexError, AttributeError):  # no Linux: whoever runs may be the one
         return True
     return status[0] != "Z" and time.time() - age_s < written_at + _CLOCK_SLACK_S
+
+
+def _refuse_foreign(path: str | Path) -> None:
+    if is_foreign(path):
+        raise FileExistsError(errno.EEXIST, "is no plain file", str(path))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import struct
 import threading
@@ -26,7 +27,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from headrace.errors import ConfigError
-from headrace.kv_transfer.block_files import block_name, scan_folder, temporary_name
+from headrace.kv_transfer.block_files import (
+    block_name,
+    is_foreign,
+    open_plain,
+    refuse_link,
+    remove_plain,
+    scan_folder,
+    temporary_name,
+)
 from headrace.kv_transfer.file_removal import FileRemoval
 from headrace.kv_transfer.folder_lock import FolderLock
 from headrace.kv_transfer.other_folders import OtherFolders
@@ -82,7 +91,7 @@ class DiskStore:
         self._removal = FileRemoval(self._folder, self._thread)
         self._use = FolderLock(self._folder)
         self._others = OtherFolders(folder, self._folder.name)
-        self._look_at = 0.0
+        self._look_at = math.inf  # until the first look has begun
         try:
             self._use.hold()
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +121,7 @@ class DiskStore:
             self._forget(key)
             return False
         if not is_good:
-            logger.warning("cached block %s is damaged; it is removed and computed again", path)
+            self._warn("damaged", f"cached block {path} is damaged; it is removed and computed again")
             self._forget(key)
             return False
         with self._lock:
@@ -136,6 +145,12 @@ class DiskStore:
         transfer = BlockTransfer()
         self._thread.submit(self._write, key, payload, transfer, self._epoch)
         return transfer
+
+    def tend(self) -> None:
+        """Called often: an engine that writes nothing gives room to others, too. Returns at once."""
+        if self._files and time.monotonic() >= self._look_at:
+            self._look_at = math.inf  # until the look has begun
+            self._thread.submit(self._look_around)
 
     def doubt(self, keys: Iterable[bytes]) -> None:
         """These may be damaged, as their neighbour was: a write of one looks at its file, and makes it anew."""
@@ -198,7 +213,7 @@ class DiskStore:
 
     def _read(self, key: bytes, out: memoryview) -> bool:
         """Fill ``out``; whether the file is whole and what it should be. Raises OSError."""
-        with self._path(key).open("rb") as file:
+        with open(self._path(key), "rb", opener=open_plain) as file:
             header = file.read(_HEADER.size)
             if file.readinto(out) != self._block_bytes or file.read(1) or len(header) != _HEADER.size:
                 return False
@@ -230,6 +245,7 @@ class DiskStore:
 
     def _make_folder(self) -> None:
         """Again, if somebody removed it; the files are gone with it. Raises OSError."""
+        refuse_link(self._folder)
         if not self._folder.is_dir():
             self._use.hold()
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -246,10 +262,13 @@ class DiskStore:
         return False
 
     def _put(self, key: bytes, payload: memoryview, epoch: int) -> bool:
-        """Write a whole file, then give it its name; False if all was cleared meanwhile. Raises OSError."""
+        """Write a whole file, then give it its name; False if all was cleared meanwhile, or something else has that
+        name. Raises OSError."""
+        if is_foreign(self._path(key)):
+            return False
         temporary = self._folder / temporary_name(key)
         try:
-            with temporary.open("wb") as file:
+            with open(temporary, "wb", opener=open_plain) as file:
                 file.write(_HEADER.pack(*self._header(key, payload)))
                 file.write(payload)
                 file.flush()
@@ -257,7 +276,7 @@ class DiskStore:
             temporary.rename(self._path(key))
         except OSError:
             with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                remove_plain(temporary)
             raise
         with self._lock:
             if epoch == self._epoch:
@@ -278,7 +297,7 @@ class DiskStore:
                 key, _ = self._files.popitem(last=False)
                 self._doubted.discard(key)
             try:
-                self._path(key).unlink(missing_ok=True)
+                remove_plain(self._path(key))
             except OSError as error:
                 self._complain("holds more than disk_cache_bytes, and a file cannot be removed", error)
 
@@ -297,7 +316,9 @@ class DiskStore:
 
     def _forget_all(self) -> None:
         if self._files:
-            logger.warning("disk cache %s was removed; blocks are computed and written again", self._folder)
+            self._warn(
+                "removed", f"disk cache {self._folder} was removed; blocks are computed and written again"
+            )
         with self._lock:
             self._files.clear()
             self._doubted.clear()
@@ -305,16 +326,17 @@ class DiskStore:
     def _unlink_all(self, keys: list[bytes]) -> None:
         for key in keys:
             with contextlib.suppress(OSError):
-                self._path(key).unlink(missing_ok=True)
+                remove_plain(self._path(key))
 
     def _path(self, key: bytes) -> Path:
         return self._folder / block_name(key)
 
     def _complain(self, what: str, error: OSError, name: str = "") -> None:
-        """Say it, each complaint once in a while."""
+        self._warn(what, f"disk cache {self._folder / name} {what}: {error}; blocks are computed instead")
+
+    def _warn(self, what: str, text: str) -> None:
+        """Each kind of complaint once in a while."""
         now = time.monotonic()
         if now >= self._silent_until.get(what, 0.0):
             self._silent_until[what] = now + RETRY_S
-            logger.warning(
-                "disk cache %s %s: %s; blocks are computed instead", self._folder / name, what, error
-            )
+            logger.warning("%s", text)

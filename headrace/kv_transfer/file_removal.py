@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+
+from headrace.kv_transfer.block_files import block_name, remove_plain, scan_folder
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +27,7 @@ class FileRemoval:
         self._latest: Future[tuple[int, str]] | None = None
 
     def begin(self, paths: Iterable[Path]) -> None:
-        """Remove these."""
+        """Remove these, and what other processes have written there."""
         self._latest = self._thread.submit(self._remove, set(paths))
 
     def files_left(self) -> tuple[int, str] | None:
@@ -35,11 +38,13 @@ class FileRemoval:
 
     def _remove(self, paths: set[Path]) -> tuple[int, str]:
         paths |= self._left
+        with contextlib.suppress(OSError):
+            paths |= {self._folder / block_name(block.key) for block in scan_folder(self._folder).blocks}
         self._left = set()
         reason = ""
         for path in sorted(paths):
             try:
-                path.unlink(missing_ok=True)
+                remove_plain(path)
             except OSError as error:
                 self._left.add(path)
                 reason = reason or error.strerror or str(error)

@@ -13,7 +13,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.kv_transfer.block_files import BlockFile, block_name, is_digest, scan_folder
+from headrace.kv_transfer.block_files import (
+    BlockFile,
+    block_name,
+    is_digest,
+    refuse_link,
+    remove_plain,
+    scan_folder,
+)
 from headrace.kv_transfer.folder_lock import SUFFIX, FolderLock
 
 logger = logging.getLogger(__name__)
@@ -122,8 +129,9 @@ class OtherFolders:
             return 0
         num_removed = 0
         try:
+            refuse_link(folder.path)
             while folder.blocks and num_removed < num_bytes:
-                (folder.path / block_name(folder.blocks[-1].key)).unlink(missing_ok=True)
+                remove_plain(folder.path / block_name(folder.blocks[-1].key))
                 num_removed += folder.blocks.pop().num_bytes
             folder.num_bytes -= num_removed
         except OSError as error:

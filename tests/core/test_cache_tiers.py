@@ -116,6 +116,9 @@ class FakeDisk:
     def doubt(self, keys: Iterable[bytes]) -> None:
         self.doubted.update(keys)
 
+    def tend(self) -> None:
+        pass
+
     def clear(self) -> None:
         self.files.clear()
 

@@ -388,3 +388,71 @@ def test_what_is_written_while_all_is_cleared_is_gone_too(
     assert not write(store, 1)
     store.shutdown()
     assert len(store) == 0 and not list((tmp_path / PRINT.hex()).iterdir())
+
+
+def test_what_somebody_else_put_in_a_blocks_place_stays_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pipe was waited for without end, and a folder stopped all writes for a while."""
+    elsewhere = tmp_path / "elsewhere"
+    store = open_store(tmp_path / "cache")
+    folder = tmp_path / "cache" / PRINT.hex()
+    paths = [file_of(tmp_path / "cache", number) for number in range(3)]
+    assert all(write(store, number) for number in range(3))
+    elsewhere.write_bytes(paths[1].read_bytes())
+    for path in paths:
+        path.unlink()
+    os.mkfifo(paths[0])
+    paths[1].symlink_to(elsewhere)
+    paths[2].mkdir()
+    assert [read(store, number) for number in range(3)] == [None] * 3 and len(store) == 0
+    assert not any(write(store, number) for number in range(3))
+    assert write(store, 3) and read(store, 3) == payload(3)
+    store.clear()
+    assert files_left(store) == (0, "")
+    assert sorted(folder.iterdir()) == paths and paths[1].is_symlink() and elsewhere.exists()
+    store.shutdown()
+    assert len(caplog.records) == 1, "each kind of complaint is made once in a while"
+
+
+def test_a_link_in_the_folders_place_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(disk_store, "RETRY_S", 0.0)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for number in range(3):
+        (elsewhere / file_of(tmp_path, number).name).write_bytes(b"of somebody else")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / PRINT.hex()).symlink_to(elsewhere)
+    store = open_store(tmp_path / "cache", max_blocks=1)
+    assert not any(write(store, number) for number in range(5)) and len(store) == 0
+    store.clear()
+    assert files_left(store) == (0, "")
+    store.shutdown()
+    assert len(list(elsewhere.iterdir())) == 3 and "is a link, which is not followed" in caplog.text
+
+
+def test_clearing_takes_what_another_engine_has_written(tmp_path: Path) -> None:
+    first, second = open_store(tmp_path), open_store(tmp_path)
+    assert write(first, 1) and write(second, 2)
+    first.clear()
+    assert files_left(first) == (0, "") and not list((tmp_path / PRINT.hex()).iterdir())
+    assert read(second, 2) is None and write(second, 2)
+    first.shutdown()
+    second.shutdown()
+
+
+def test_many_damaged_files_and_a_folder_that_is_removed_again_and_again_flood_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path)
+    for number in range(5):
+        assert write(store, number)
+        file_of(tmp_path, number).write_bytes(b"damaged")
+        assert read(store, number) is None
+    for number in range(5):
+        assert write(store, number)
+        shutil.rmtree(tmp_path)
+    store.shutdown()
+    assert len(caplog.records) == 2, "each kind of complaint is made once in a while"

@@ -153,6 +153,21 @@ def test_engines_that_live_at_the_same_time_come_to_an_even_share(
     second.shutdown()
 
 
+def test_an_engine_that_writes_nothing_gives_room_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_store, "LOOK_S", 0.0)
+    idle, busy = open_store(tmp_path, OLD, max_blocks=8), open_store(tmp_path, PRINT, max_blocks=8)
+    assert all(write(idle, number) for number in range(8))
+    assert all(write(busy, number) for number in range(8))
+    assert total(tmp_path) == 12 * FILE_BYTES, "until it looks"
+    idle.tend()
+    settle(idle)
+    assert names(tmp_path, OLD) == [4, 5, 6, 7] and total(tmp_path) == 8 * FILE_BYTES
+    idle.shutdown()
+    busy.shutdown()
+
+
 def test_engines_of_one_model_share_the_bound_and_see_each_others_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +193,7 @@ def test_what_the_engine_did_not_write_stays_and_is_said_once(
     elsewhere = tmp_path.with_name(tmp_path.name + "-elsewhere")
     shutil.copytree(tmp_path / OLD.hex(), elsewhere)
     (tmp_path / OLDER.hex()).symlink_to(elsewhere)
+    (tmp_path / f"{OLDER.hex()}.lock").touch()  # of the folder that was there
     strange = [
         tmp_path / "notes.txt",
         tmp_path / "photos" / block_files.block_name(key(1)),
