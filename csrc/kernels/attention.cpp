@@ -15,10 +15,11 @@ namespace HR_ISA {
 namespace {
 
 // Scratch memory of an item, in floats.
+template <typename T, typename C>
 int64_t item_floats(const Work& work) {
   if (work.num_rows == 1) return few_floats(work);
 #if defined(__AMX_BF16__)
-  if (fits_tiles(work)) return TileSizes(work).total();
+  if (fits_tiles<T, C>(work)) return TileSizes(work).total();
 #endif
   return ManySizes(work).total();
 }
@@ -27,7 +28,7 @@ template <typename T, typename C>
 void run_item(const Work& work, float* memory) {
   if (work.num_rows == 1) return run_few<T, C>(work, memory);
 #if defined(__AMX_BF16__)
-  if (fits_tiles(work)) return run_tiles<T, C>(work, memory);
+  if (fits_tiles<T, C>(work)) return run_tiles<T, C>(work, memory);
 #endif
   run_many<T, C>(work, memory);
 }
@@ -40,7 +41,7 @@ bool are_decodes(const HrAttentionPlan& plan) {
 
 template <typename T, typename C>
 void run_work(const Work& work, Team& team) {
-  run_item<T, C>(work, (float*)team.scratch((size_t)item_floats(work) * sizeof(float)));
+  run_item<T, C>(work, (float*)team.scratch((size_t)item_floats<T, C>(work) * sizeof(float)));
 }
 
 constexpr int64_t kWholeItems = 8;  // a thread: from so many on each takes all KV heads of an item, which lie side by side
@@ -93,7 +94,7 @@ void run_quantized(const HrAttention& a, Team& team) {
     Work work(decoded, index / a.num_kv_heads, index % a.num_kv_heads);
     const int64_t first = work.start / size, num_blocks = ceil_div(work.end, size);
     const int64_t keys = (num_blocks - first) * size * a.head_dim;
-    const int64_t rest = item_floats(work);
+    const int64_t rest = item_floats<T, float>(work);
     float* memory = (float*)team.scratch((size_t)(2 * keys + rest + num_blocks) * sizeof(float));
     decoded.keys = decode_keys(work, a.keys, memory);
     decoded.values = decode_keys(work, a.values, memory + keys);

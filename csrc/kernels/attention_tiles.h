@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kTileInputs = 32;                         // numbers that a product of tiles sums over
 constexpr int64_t kTileNumbers = kTile * kTileInputs;       // of one digit
 constexpr int64_t kTileQueries = 2 * kTile;                 // that are multiplied together
-constexpr int64_t kFewestTileQueries = kTile;               // from which on this pays
+constexpr int64_t kFewestTileQueries = kTile;               // from which on two digits pay
 
 // Digits of queries and of the softmax's weights, and of keys and values: of the types T and C.
 template <typename T, typename C>
@@ -44,8 +44,12 @@ struct TileSizes {
   int64_t total() const { return (key_numbers + value_numbers + query_numbers + weight_numbers) / 2 + floats; }
 };
 
+// All bf16 items of several rows, be it for the same bits alone: answers are rounded to bf16, so that another way of
+// summing would make a prompt's hang on how many of its tokens are computed together.
+template <typename T, typename C>
 bool fits_tiles(const Work& work) {
-  return work.num_queries() >= kFewestTileQueries && work.a.head_dim % kTileInputs == 0;
+  const int64_t fewest = NumDigits<T, C>::left == 1 ? 1 : kFewestTileQueries;
+  return work.num_queries() >= fewest && work.a.head_dim % kTileInputs == 0;
 }
 
 // Where row ``row`` of left factors begins; the next 32 numbers are DIGITS tiles further.

@@ -19,6 +19,10 @@ constexpr int kChunkOutputs = kChunkPanels * kPanel;
 constexpr int kBlockRows = 96;     // whose sums wait in the cache while the inputs are gone through
 constexpr int kBlockInputs = 512;  // of a chunk's panels at once: 128 KiB as fp32
 
+// Where panels are read from. kLikeTiles: from memory, and summed as tiles of AMX would.
+enum class Way { kFromCache, kFromMemory, kLikeTiles };
+constexpr int kRowsLikeTiles = 2;  // at most: tiles take more
+
 // Where the sums of a tile begin and end up.
 struct Target {
   const HrLinear* args;
@@ -72,28 +76,33 @@ struct Place {
   int64_t row, row_in_block, column, column_in_chunk;
 };
 
-template <int R, int P, bool FROM_MEMORY, typename T>
+template <int R, int P, Way WAY, typename T>
 void run_tile(const Target& target, const Place& at, const float* x, int64_t x_stride, const T* w,
               int64_t panel_stride, int64_t inputs) {
   Vec sums[R][P * kPanelVecs];
   begin_sums<R, P>(target, at.row_in_block, at.column_in_chunk, sums);
-  multiply<R, P, FROM_MEMORY>(x, x_stride, w, panel_stride, inputs, sums);
+#if defined(__AMX_BF16__)
+  if constexpr (WAY == Way::kLikeTiles)
+    multiply_like_tiles<R, P>(x, x_stride, w, panel_stride, inputs, sums);
+  else
+#endif
+    multiply<R, P, WAY == Way::kFromMemory>(x, x_stride, w, panel_stride, inputs, sums);
   end_sums<R, P>(target, at.row, at.row_in_block, at.column, at.column_in_chunk, sums);
 }
 
 // R rows times ``panels`` panels.
-template <int R, bool FROM_MEMORY, typename T>
+template <int R, Way WAY, typename T>
 void run_rows(const Target& target, Place at, const float* x, int64_t x_stride, const T* w, int64_t panel_stride,
               int64_t inputs, int64_t panels) {
   constexpr int P = panels_for(R);
   for (; panels >= P; panels -= P) {
-    run_tile<R, P, FROM_MEMORY>(target, at, x, x_stride, w, panel_stride, inputs);
+    run_tile<R, P, WAY>(target, at, x, x_stride, w, panel_stride, inputs);
     at.column += P * kPanel;
     at.column_in_chunk += P * kPanel;
     w += P * panel_stride;
   }
   for (; panels > 0; --panels) {
-    run_tile<R, 1, FROM_MEMORY>(target, at, x, x_stride, w, panel_stride, inputs);
+    run_tile<R, 1, WAY>(target, at, x, x_stride, w, panel_stride, inputs);
     at.column += kPanel;
     at.column_in_chunk += kPanel;
     w += panel_stride;
@@ -101,14 +110,14 @@ void run_rows(const Target& target, Place at, const float* x, int64_t x_stride, 
 }
 
 // ``rows`` <= R rows.
-template <int R, bool FROM_MEMORY, typename T>
+template <int R, Way WAY, typename T>
 void dispatch_rows(int64_t rows, const Target& target, const Place& at, const float* x, int64_t x_stride,
                    const T* w, int64_t panel_stride, int64_t inputs, int64_t panels) {
   if constexpr (R > 0) {
     if (rows == R)
-      run_rows<R, FROM_MEMORY>(target, at, x, x_stride, w, panel_stride, inputs, panels);
+      run_rows<R, WAY>(target, at, x, x_stride, w, panel_stride, inputs, panels);
     else
-      dispatch_rows<R - 1, FROM_MEMORY>(rows, target, at, x, x_stride, w, panel_stride, inputs, panels);
+      dispatch_rows<R - 1, WAY>(rows, target, at, x, x_stride, w, panel_stride, inputs, panels);
   }
 }
 
@@ -150,16 +159,17 @@ struct EvenTiles {
   int64_t start(int64_t index) const { return rows * index / count; }
 };
 
-template <typename T>
+template <Way WAY, typename T>
 void few_rows(const HrLinear& a, const T* w, int64_t panel_stride, int64_t column, int64_t panels, float* memory) {
   const Target target{&a, nullptr, true, true};
-  constexpr int max_rows = std::is_same_v<T, Bf16> ? kMaxPairRows : kMaxRows;
+  constexpr int all_rows = std::is_same_v<T, Bf16> ? kMaxPairRows : kMaxRows;
+  constexpr int max_rows = WAY == Way::kLikeTiles ? kRowsLikeTiles : all_rows;
   const EvenTiles tiles(a.rows, max_rows);
   for (int64_t tile = 0; tile < tiles.count; ++tile) {
     const int64_t row = tiles.start(tile), rows = tiles.start(tile + 1) - row;
     const Rows x = widen_rows(a, row, rows, 0, a.num_inputs, memory);
-    dispatch_rows<max_rows, true>(rows, target, Place{row, 0, column, 0}, x.values, x.stride, w, panel_stride,
-                            a.num_inputs, panels);
+    dispatch_rows<max_rows, WAY>(rows, target, Place{row, 0, column, 0}, x.values, x.stride, w, panel_stride,
+                                 a.num_inputs, panels);
   }
 }
 
@@ -189,7 +199,7 @@ void many_rows(const HrLinear& a, const T* w, int64_t panel_stride, int64_t colu
       for (int64_t tile = 0; tile < tiles.count; ++tile) {
         const int64_t row = tiles.start(tile), rows = tiles.start(tile + 1) - row;
         const Rows x = widen_rows(a, top + row, rows, first, inputs, x_memory);
-        dispatch_rows<kMaxRows, false>(rows, target, Place{top + row, row, column, 0}, x.values, x.stride, widened, stride,
+        dispatch_rows<kMaxRows, Way::kFromCache>(rows, target, Place{top + row, row, column, 0}, x.values, x.stride, widened, stride,
                                 inputs, panels);
       }
     }
@@ -198,18 +208,23 @@ void many_rows(const HrLinear& a, const T* w, int64_t panel_stride, int64_t colu
 
 template <typename T>
 void run(const HrLinear& a, Team& team) {
+  const bool is_many = a.rows > 2 * kMaxRows;
+  auto run_chunk = is_many ? many_rows<T> : few_rows<Way::kFromMemory, T>;
 #if defined(__AMX_BF16__)
-  if (std::is_same_v<T, Bf16> && fits_tiles(a)) return run_tiles(a, team, PutOutputs(a));
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (fits_tiles(a)) return run_tiles(a, team, PutOutputs(a));
+    static_assert(kRowsLikeTiles + 1 == kFewestTileRows);
+    if (suits_tiles(a)) run_chunk = few_rows<Way::kLikeTiles, T>;
+  }
 #endif
   const int64_t stride = panel_elements((const T*)nullptr, a.num_inputs);
   const int64_t num_panels = ceil_div(a.num_outputs, kPanel), num_chunks = ceil_div(num_panels, kChunkPanels);
-  const bool is_many = a.rows > 2 * kMaxRows;
   const int64_t floats = is_many ? kManyFloats : a.x_dtype == HR_F32 ? 0 : kMaxRows * a.num_inputs;
   float* memory = (float*)team.scratch((size_t)floats * sizeof(float));
   for (int64_t chunk; (chunk = team.take(num_chunks)) < num_chunks;) {
     const int64_t panel = chunk * kChunkPanels, panels = min64(kChunkPanels, num_panels - panel);
     const T* w = (const T*)a.weight + panel * stride;
-    (is_many ? many_rows<T> : few_rows<T>)(a, w, stride, panel * kPanel, panels, memory);
+    run_chunk(a, w, stride, panel * kPanel, panels, memory);
   }
 }
 

@@ -23,10 +23,12 @@ constexpr int kSumsStride = kMaxPanels * kPanel;
 constexpr int64_t kFewestTileRows = 3;
 constexpr int kRowsAStep = 2;  // of sums that are stored during a product
 
-bool fits_tiles(const HrLinear& a) {
-  return a.weight_dtype == HR_BF16 && a.x_dtype == HR_BF16 && a.num_inputs % kTileInputs == 0 &&
-         a.rows >= kFewestTileRows;
+bool suits_tiles(const HrLinear& a) {
+  return a.weight_dtype == HR_BF16 && a.x_dtype == HR_BF16 && a.num_inputs % kTileInputs == 0;
 }
+
+// Fewer rows are multiplied without, with the same sums to the bit (multiply_like_tiles).
+bool fits_tiles(const HrLinear& a) { return suits_tiles(a) && a.rows >= kFewestTileRows; }
 
 bool fits_gated_tiles(const HrLinearGated& a) {
   return fits_tiles(a.linear) && a.act.dtype == HR_BF16 && a.linear.bias == nullptr && a.act.width % kPanel == 0;

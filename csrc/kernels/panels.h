@@ -1,7 +1,7 @@
 // Panels: 16 outputs of a weight side by side, and the register tile that multiplies rows with them.
 //
-// Every sum runs over the inputs in order, one fused multiply-add after another, whatever the tile's shape is: a row's
-// result is bitwise the same alone and in any batch.
+// Every sum runs over the inputs in order, one fused multiply-add after another, whatever the tile's shape is, or in the
+// order of AMX where that takes the larger batches: a row's result is bitwise the same alone and in any batch.
 #pragma once
 #include "vec.h"
 
@@ -100,6 +100,31 @@ static inline __attribute__((always_inline)) void multiply(const float* x, int64
     }
   }
 }
+
+#if defined(__AMX_BF16__)
+// The same in the order of tiles of AMX, to the bit: of each 32 inputs the even and the odd ones are summed for
+// themselves, both are added, and then that to what came before. The panels are in no cache.
+template <int R, int P>
+static inline __attribute__((always_inline)) void multiply_like_tiles(const float* x, int64_t x_stride, const Bf16* w,
+                                                                      int64_t panel_stride, int64_t inputs,
+                                                                      Vec (&sums)[R][P]) {
+  for (int64_t step = 0; step < inputs; step += 32) {
+    Vec even[R][P], odd[R][P];
+    clear(even);
+    clear(odd);
+    for (int64_t k = step; k < step + 32; k += 2) {
+      fetch_panels<P>(w, panel_stride, k * kPanel);
+      for (int p = 0; p < P; ++p) {
+        const WordVec word = load_words(w + p * panel_stride + k * kPanel);
+        for (int r = 0; r < R; ++r) even[r][p] += splat(x[r * x_stride + k]) * (Vec)(word << 16);
+        for (int r = 0; r < R; ++r) odd[r][p] += splat(x[r * x_stride + k + 1]) * (Vec)(word & 0xffff0000u);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int p = 0; p < P; ++p) sums[r][p] += even[r][p] + odd[r][p];
+  }
+}
+#endif
 
 }  // namespace HR_ISA
 }  // namespace hr

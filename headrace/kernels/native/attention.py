@@ -42,7 +42,8 @@ def attention(
     soft_cap: float | None = None,
 ) -> AttentionArgs:
     """See the reference. A row's result is bitwise the same in any company, as long as its own request brings the
-    same query tokens and nothing is shared."""
+    same query tokens and nothing is shared. In bf16 with AMX, without a window, two query tokens or more of them give
+    what all of them give."""
     check_rows(qkv=qkv, out=out)
     keys, values = cache_args(k_cache), cache_args(v_cache)
     assert keys.words or keys.type == values.type

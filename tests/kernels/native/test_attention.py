@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -117,6 +119,23 @@ def test_rows_do_not_depend_on_their_company() -> None:
             case.shape, alone, case.qkv[start:stop], case.k_cache, case.v_cache, [], [], case.scale
         )
         assert torch.equal(run(own, plan_with(own, NativeBackend.tiling)), together[start:stop]), request
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_prompts_rows_do_not_depend_on_how_many_come_at_once(
+    instruction_set: str, out_dtype: torch.dtype
+) -> None:
+    """Bit for bit, from two rows on, in bf16: whatever part of a prompt a cache holds, the rest is the same."""
+    if instruction_set != "amx":
+        pytest.skip("where tiles are not, answers of one row and of several differ in their order of sums")
+    for context in (60, 700, 1300):
+        shape = AttentionShape(9, 3, 64)
+        whole = make_case([56], [context], shape=shape, dtype=torch.bfloat16, seed=context)
+        together = run(whole, plan_with(whole, NativeBackend.tiling), out_dtype)
+        for rows in (2, 3, 5, 6, 17, 33):
+            rest = replace(whole.metadata, query_starts=np.array([0, rows], np.int32))
+            part = replace(whole, metadata=rest, qkv=whole.qkv[-rows:])
+            assert torch.equal(run(part, plan_with(part, NativeBackend.tiling), out_dtype), together[-rows:])
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16], ids=str)

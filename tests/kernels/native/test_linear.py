@@ -66,13 +66,17 @@ def test_bf16_by_bf16(rows: int, outputs: int, inputs: int) -> None:
 
 
 @pytest.mark.parametrize("weight_type", TYPES)
-def test_a_row_is_bitwise_the_same_in_any_batch(weight_type: torch.dtype) -> None:
-    weight = pack_weight(torch.randn(50, 700).to(weight_type))
-    x = torch.randn(150, 700)
-    together = torch.empty(150, 50)
+@pytest.mark.parametrize("x_type", TYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(50, 700), (150, 704)])
+def test_a_row_is_bitwise_the_same_in_any_batch(
+    outputs: int, inputs: int, x_type: torch.dtype, weight_type: torch.dtype
+) -> None:
+    weight = pack_weight(torch.randn(outputs, inputs).to(weight_type))
+    x = torch.randn(150, inputs).to(x_type)
+    together = torch.empty(150, outputs)
     linear(x, weight, None, together)
-    for first, last in ((0, 1), (1, 3), (3, 8), (8, 40), (40, 150)):
-        alone = torch.empty(last - first, 50)
+    for first, last in ((0, 1), (1, 3), (3, 8), (8, 40), (40, 150), (149, 150), (30, 32)):
+        alone = torch.empty(last - first, outputs)
         linear(x[first:last], weight, None, alone)
         assert torch.equal(alone, together[first:last])
 
