@@ -69,6 +69,11 @@ class WeightSource(ABC):
         self._progress = progress
         self._used: set[str] = set()
 
+    @property
+    def stamps(self) -> Mapping[str, FileStamp]:
+        """What each file was when its header was read; ``finish`` has seen that it was no other until the end."""
+        return self._stamps
+
     def names(self) -> Iterable[str]:
         """Every tensor's Hugging Face name."""
         return self._shapes.keys()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from headrace.checkpoint import ModelArchitecture, ModelSource
+from headrace.checkpoint.file_stamp import FileStamp
 from headrace.checkpoint.gguf_types import GGMLType
 from headrace.config import ModelConfig
 from headrace.kernels.arena import Arena
@@ -42,11 +43,13 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on the device, the stored bytes that were read for it, and the form of each tensor in the files."""
+    """A model on the device, the stored bytes that were read for it, the form of each tensor in the files, and what the
+    files were."""
 
     model: CausalLM
     num_bytes_read: int
     forms: StoredForms
+    stamps: Mapping[str, FileStamp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class ModelLoader:
             model = build_model(files.arch, context)
         if stage.is_first and stage.is_last:  # a stage has some of the modules
             precision.check_overrides()
-        return LoadedModel(model, weights.bytes_read, forms_of(weights))
+        return LoadedModel(model, weights.bytes_read, forms_of(weights), weights.stamps)
 
 
 def forms_of(weights: WeightSource) -> StoredForms:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,7 @@ from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConf
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import SchedulerOutput
 from headrace.core.token_mask import TokenMask
+from headrace.errors import CheckpointError
 from headrace.kernels.quantized_cache import KV_FORMATS, is_coded
 from headrace.kernels.registry import Ops, kernel_kinds, load_kernels
 from headrace.kv_transfer.compression import BlockCompression
@@ -203,12 +205,20 @@ class Worker:
         return BlockCompression(dtype, self._runner.kv_cache.layout, self.kv_dtype)
 
     def cache_fingerprint(self, dtype: str = "auto") -> bytes:
-        """16 bytes of all that the bytes of a KV block depend on in tiers of ``tier_cache_dtype``."""
+        """16 bytes of all that the bytes of a KV block depend on in tiers of ``tier_cache_dtype``. Random ones, which
+        no other engine has, when the model's files are not those any more that were loaded."""
         layout = (self._specs, self._num_kv_heads, self._arch.head_dim, self._cache.block_size)
         types = (self.dtype, self.kv_dtype, self._device.type, kernel_kinds(self._device, self._kernels))
         form = None if (compression := self._compression(dtype)) is None else KV_FORMATS[compression.name]
         weights = weight_settings(self._files.config)
-        return fingerprint(self._files.source.path, (self._files.arch, layout, types, weights, form))
+        try:
+            found = fingerprint(self._files.source.path, (self._files.arch, layout, types, weights, form))
+            for file, stamp in self._stamps.items():
+                stamp.check(file)
+        except (OSError, CheckpointError) as error:
+            logger.warning("cached blocks on disk serve this engine alone: %s", error)
+            return os.urandom(16)
+        return found
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run a step's forward."""
@@ -268,6 +278,7 @@ class Worker:
     def _take(self, files: ModelFiles, new: LoadedModel) -> None:
         self._files, self._model = files, new.model
         self._weight_forms, self.weight_bytes_read = new.forms, new.num_bytes_read
+        self._stamps = new.stamps
 
     def shutdown(self) -> None:
         """Let go of the model and the KV memory."""

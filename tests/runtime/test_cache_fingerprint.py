@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,28 @@ def test_what_changes_no_numbers_shares_files(llama: Path) -> None:
         quantization="auto",
     )
     assert mark(llama, quantization="int4") == mark(llama, quantization="int4-g32-zp")
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_files_that_were_replaced_or_removed_after_loading_mark_nothing(
+    llama: Path, tmp_path: Path, is_replaced: bool
+) -> None:
+    """Else blocks of the old weights would be found by an engine with the new ones."""
+    folder, new = tmp_path / "model", tmp_path / "new"
+    shutil.copytree(llama, folder)
+    make_model("llama", new, seed=3)
+    executor = InProcessExecutor.from_config(EngineConfig.from_options(model=str(folder), **PLAIN))
+    before = executor.cache_fingerprint()
+    assert before == executor.cache_fingerprint() == mark(folder)
+    if is_replaced:
+        (new / "model.safetensors").rename(folder / "model.safetensors")
+    else:
+        shutil.rmtree(folder)
+    after = executor.cache_fingerprint()
+    executor.shutdown()
+    assert len(after) == 16 and after != before
+    if is_replaced:
+        assert after != mark(folder)
 
 
 def test_every_setting_was_thought_of() -> None:
