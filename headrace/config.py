@@ -326,6 +326,10 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     """``value`` if it has the type ``hint``; integers pass as floats, and sizes may be text. Raises ConfigError."""
     if is_size(name) and isinstance(value, str):
         return size_in_bytes(name, value)
+    if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+        raise ConfigError(
+            f"{name} is {value!r}, which is not UTF-8; give another, of a file or folder by a link to it"
+        )
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         if typing.get_origin(option) is Literal:

@@ -26,6 +26,13 @@ def test_ranges(name: str, wrong: float, right: float) -> None:
     EngineConfig.from_options(**{name: right})
 
 
+@pytest.mark.parametrize("name", ["model", "served_model_name", "disk_cache_path"])
+def test_text_that_is_not_utf8(name: str) -> None:
+    """It could not be sent to the engine's process."""
+    with pytest.raises(ConfigError, match=rf"{name} is .*not UTF-8"):
+        EngineConfig.from_options(**{"host_cache_bytes": 1 << 30, name: "/data/kv\udcff"})
+
+
 @pytest.mark.parametrize(
     "text",
     [
