@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.config import EngineConfig
+    from headrace.config import EngineConfig, SharingConfig
 
 _RANGES: dict[str, tuple[float, float]] = {
     "seed": (-(1 << 63), (1 << 63) - 1),
@@ -100,6 +100,21 @@ def verify(config: EngineConfig, owners: Mapping[str, str]) -> None:
             "raise it, or set cascade to 'off'"
         )
     _verify_tiers(config)
+
+
+def check_tier_layers(sharing: SharingConfig, windows: Iterable[int | None]) -> None:
+    """Refuse cache tiers for a model that lets go of tokens.
+
+    Args:
+        windows: tokens that each layer, or group of layers, looks back; None for all of them.
+
+    Raises: ConfigError.
+    """
+    if sharing.host_cache_bytes and any(window is not None for window in windows):
+        raise ConfigError(
+            "host_cache_bytes: cache tiers hold models whose layers all keep every token; this one has sliding layers: "
+            "leave host_cache_bytes out"
+        )
 
 
 def _verify_tiers(config: EngineConfig) -> None:

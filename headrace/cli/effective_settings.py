@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from headrace.checkpoint import ModelArchitecture, ModelSource, load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
 from headrace.cli.engine_options import SERVER, EngineSettings
+from headrace.cli.preflight import check_model
 from headrace.config import EngineConfig, SchedulerConfig, build_section
 from headrace.engine.device_defaults import with_device_defaults
 from headrace.engine.output_pace import MAX_CHUNKS_PER_S
-from headrace.parallel.sizes import check_sizes
 from headrace.serve.settings import ServerConfig
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def effective_settings(settings: EngineSettings) -> list[EffectiveSetting]:
     config = settings.config
     source = resolve_model(config.model.model, revision=config.model.revision)
     architecture = load_architecture(source)
-    check_sizes(architecture, config.parallel, source.name)
+    check_model(config, architecture, source.name)
     chosen = _Choices(config, source, architecture, current_platform(config.device.device)).all()
     rows = []
     for section in dataclasses.fields(config):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from headrace.checkpoint import load_architecture, resolve_model
+from headrace.checkpoint import ModelArchitecture, load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
 from headrace.checkpoint.source import is_hub_id
 from headrace.config import EngineConfig
+from headrace.config_checks import check_tier_layers
 from headrace.parallel.sizes import check_sizes
 from headrace.quant.precision import Precision
 
@@ -16,9 +17,17 @@ def check_start(config: EngineConfig) -> None:
     Raises: CheckpointError, ConfigError, as the engine would later.
     """
     model = config.model
-    Precision.parse(model.quantization, model.quantization_overrides)
-    if not is_hub_id(model.model):
+    if is_hub_id(model.model):
+        Precision.parse(model.quantization, model.quantization_overrides)
+    else:
         source = resolve_model(model.model, revision=model.revision)
-        architecture = load_architecture(source)
-        check_sizes(architecture, config.parallel, source.name)
-        resolve_max_model_len(model.max_model_len, architecture, model.model)
+        check_model(config, load_architecture(source), source.name)
+
+
+def check_model(config: EngineConfig, architecture: ModelArchitecture, name: str) -> None:
+    """All that settings and a model's description tell of a start that must fail. Raises ConfigError."""
+    model = config.model
+    Precision.parse(model.quantization, model.quantization_overrides)
+    check_sizes(architecture, config.parallel, name)
+    resolve_max_model_len(model.max_model_len, architecture, model.model)
+    check_tier_layers(config.sharing, architecture.layer_windows)

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from headrace.config import SharingConfig
+from headrace.config_checks import check_tier_layers
 from headrace.core.cache_tiers import TieredCache
 from headrace.core.cost_model import CostModel, StepFeatures
 from headrace.core.interfaces import Executor, HostBlocks
-from headrace.core.kv_cache_spec import KVCacheSpec
-from headrace.errors import ConfigError
 from headrace.kv_transfer.disk_store import DiskStore
 
 
@@ -33,7 +32,7 @@ def make_tiers(
     """
     if not sharing.host_cache_bytes:
         return None
-    _check_layers(executor.kv_cache_specs())
+    check_tier_layers(sharing, [spec.window for spec in executor.kv_cache_specs()])
     able = cast(TierExecutor, executor)
     host = able.open_host_memory(sharing.host_cache_bytes, sharing.tier_cache_dtype)
 
@@ -56,11 +55,3 @@ def make_tiers(
         return cost_model.predict_ms(features)
 
     return TieredCache(host, disk, block_size, recompute_ms, reopen_disk=open_disk)
-
-
-def _check_layers(specs: list[KVCacheSpec]) -> None:
-    if len(specs) != 1 or specs[0].window is not None:
-        raise ConfigError(
-            "host_cache_bytes: cache tiers hold models whose layers all keep every token; this one has sliding layers: "
-            "leave host_cache_bytes out"
-        )

@@ -11,7 +11,9 @@ from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.engine import llm
 from headrace.engine.assemble import assemble
 from headrace.engine.engine_core import EngineCore
+from headrace.errors import ConfigError
 from headrace.runtime.fake_executor import FakeExecutor
+from headrace.serve.settings import ServerConfig
 
 
 class CommandLine:
@@ -65,3 +67,16 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
 
     monkeypatch.setattr(llm, "build_engine_core", build)
     return configs
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
+    """``serve`` stops where it would open its port; the settings that it got so far."""
+    found: list[ServerConfig] = []
+
+    def open_port(config: ServerConfig) -> None:
+        found.append(config)
+        raise ConfigError("that is all")
+
+    monkeypatch.setattr("headrace.serve.port.open_port", open_port)
+    return found

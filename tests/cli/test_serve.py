@@ -9,24 +9,10 @@ import pytest
 
 from headrace.cli.engine_options import read_settings
 from headrace.config import option_owners
-from headrace.errors import ConfigError
 from headrace.serve.settings import ServerConfig
 from tests.cli.conftest import CommandLine
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
-    """``serve`` stops where it would open its port; the settings that it got so far."""
-    found: list[ServerConfig] = []
-
-    def open_port(config: ServerConfig) -> None:
-        found.append(config)
-        raise ConfigError("that is all")
-
-    monkeypatch.setattr("headrace.serve.port.open_port", open_port)
-    return found
 
 
 FILE = "server: {port: 9000, host: 0.0.0.0, api_key: sesame, drain_s: 5}\ncache: {block_size: 32}\n"

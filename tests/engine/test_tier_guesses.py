@@ -7,6 +7,7 @@ from unittest import mock
 
 from headrace.config import SharingConfig
 from headrace.core.cost_model import CostModel, StepFeatures
+from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.engine import cache_tiers
 
 
@@ -14,9 +15,9 @@ def test_short_steps_do_not_tell_what_a_prompt_takes(monkeypatch: Any) -> None:
     """After a restart only the rests of prompts are computed; what they seem to say of a whole one is a guess."""
     made = mock.Mock()
     monkeypatch.setattr(cache_tiers, "TieredCache", made)
-    monkeypatch.setattr(cache_tiers, "_check_layers", lambda specs: None)
     model = CostModel()
-    cache_tiers.make_tiers(SharingConfig(host_cache_bytes=1 << 20), mock.Mock(), 16, model)
+    executor = mock.Mock(**{"kv_cache_specs.return_value": [KVCacheSpec("full", (0,), 64)]})
+    cache_tiers.make_tiers(SharingConfig(host_cache_bytes=1 << 20), executor, 16, model)
     recompute_ms = made.call_args.args[3]
     for index in range(40):
         features = StepFeatures()
