@@ -16,7 +16,8 @@ def read_sections(path: str | Path) -> dict[str, dict[str, Any]]:
     import yaml
 
     try:
-        nested = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_loader()) or {}
+        with Path(path).open(encoding="utf-8") as file:  # whose name YAML's errors give
+            nested = yaml.load(file, Loader=_loader()) or {}
     # Text that is not UTF-8 and dates that do not exist are ValueErrors, lists as keys TypeErrors.
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read configuration {str(path)!r}: {error}") from error

@@ -59,6 +59,15 @@ def test_files_that_hold_no_settings(text: bytes, tmp_path: Path) -> None:
         EngineConfig.load(path)
 
 
+@pytest.mark.parametrize("text", ["cache: {\n", "cache:\n  - a\n  b: 1\n", "cache: \0\n"])
+def test_broken_yaml_is_told_of_the_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.load(path)
+    assert f'in "{path}"' in str(caught.value) and "unicode string" not in str(caught.value)
+
+
 def test_a_file_and_options_over_it(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model: {model: é, seed: 3}\ncache: {block_size: 32}\n", encoding="utf-8")
