@@ -5,8 +5,6 @@ python examples/lang/few_shot_classification.py [MODEL or http://server]
 
 from __future__ import annotations
 
-import sys
-
 from headrace import lang
 
 LABELS = ["positive", "negative"]
@@ -46,6 +44,6 @@ def run(model: lang.Backend) -> list[str]:
 
 
 if __name__ == "__main__":
-    with lang.open_model(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as model:
+    with lang.model_of_command_line() as model:
         for review, label in zip(REVIEWS, run(model), strict=True):
             print(f"{label:9} {review}")

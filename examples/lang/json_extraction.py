@@ -6,7 +6,6 @@ python examples/lang/json_extraction.py [MODEL or http://server]
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 from headrace import lang
@@ -43,6 +42,6 @@ def run(model: lang.Backend) -> list[Any]:
 
 
 if __name__ == "__main__":
-    with lang.open_model(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as model:
+    with lang.model_of_command_line() as model:
         for text, facts in zip(TEXTS, run(model), strict=True):
             print(f"{text} {facts}")

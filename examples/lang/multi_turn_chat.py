@@ -5,8 +5,6 @@ python examples/lang/multi_turn_chat.py [MODEL or http://server]
 
 from __future__ import annotations
 
-import sys
-
 from headrace import lang
 
 CONVERSATIONS = [
@@ -35,7 +33,7 @@ def run(model: lang.Backend) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    with lang.open_model(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as model:
+    with lang.model_of_command_line() as model:
         for questions, answers in zip(CONVERSATIONS, run(model), strict=True):
             for question, answer in zip(questions, answers, strict=True):
                 print(f"> {question}\n{answer}\n")

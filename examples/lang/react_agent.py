@@ -5,7 +5,6 @@ python examples/lang/react_agent.py [MODEL or http://server]
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 from headrace import lang
@@ -64,6 +63,6 @@ def run(model: lang.Backend) -> list[str]:
 
 
 if __name__ == "__main__":
-    with lang.open_model(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as model:
+    with lang.model_of_command_line() as model:
         for question, answer in zip(QUESTIONS, run(model), strict=True):
             print(f"{question} {answer}")

@@ -5,8 +5,6 @@ python examples/lang/skeleton_of_thought.py [MODEL or http://server]
 
 from __future__ import annotations
 
-import sys
-
 from headrace import lang
 
 NUM_POINTS = 4
@@ -35,5 +33,5 @@ def run(model: lang.Backend) -> str:
 
 
 if __name__ == "__main__":
-    with lang.open_model(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as model:
+    with lang.model_of_command_line() as model:
         print(run(model))

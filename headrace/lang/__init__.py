@@ -13,7 +13,7 @@ with lang.local("smollm2") as model:
 """
 
 from headrace.lang.backend import Backend, GenSpec
-from headrace.lang.connect import connect, local, open_model
+from headrace.lang.connect import connect, local, model_of_command_line, open_model
 from headrace.lang.pieces import Pieces, assistant, gen, select, system, user
 from headrace.lang.program import Program, program
 from headrace.lang.state import State
@@ -28,6 +28,7 @@ __all__ = [
     "connect",
     "gen",
     "local",
+    "model_of_command_line",
     "open_model",
     "program",
     "select",

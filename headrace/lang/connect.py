@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from headrace.config import EngineConfig
 from headrace.engine.async_llm import AsyncLLM
-from headrace.errors import RequestError
+from headrace.errors import HeadraceError, RequestError
 from headrace.lang.backend import Backend
 from headrace.lang.http_client import HttpClient
 from headrace.lang.local import LocalBackend
@@ -52,3 +56,16 @@ def connect(base_url: str, *, model: str | None = None, api_key: str | None = No
 def open_model(target: str) -> Backend:
     """A server when ``target`` is an address, else an engine for the model of that name. Raises as these do."""
     return connect(target) if target.startswith(("http://", "https://")) else local(target)
+
+
+@contextmanager
+def model_of_command_line(default: str = "smollm2") -> Iterator[Backend]:
+    """For scripts: ``open_model`` of the first argument, or ``default`` without one.
+
+    Headrace's errors, those of the programs run with it included, end the script: one line on stderr, status 1.
+    """
+    try:
+        with open_model(sys.argv[1] if len(sys.argv) > 1 else default) as backend:
+            yield backend
+    except HeadraceError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}")

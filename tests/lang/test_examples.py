@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import re
+import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -81,6 +83,18 @@ def test_multi_turn_chat(noise: Backend) -> None:
     answers = example.run(noise)
     assert [len(own) for own in answers] == [len(own) for own in example.CONVERSATIONS]
     assert answers == example.run(noise)
+
+
+@pytest.mark.parametrize("name", [file.stem for file in sorted(FOLDER.glob("*.py"))])
+def test_without_a_server_a_script_ends_by_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"examples/lang/{name}.py", "http://127.0.0.1:1"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    assert str(end.value).startswith(f"{name}.py: http://127.0.0.1:1 cannot be reached")
+    assert "\n" not in str(end.value)
+    assert capsys.readouterr().out == ""
 
 
 def test_the_page_is_right(
