@@ -13,8 +13,16 @@ def test_the_end_does_not_matter(base: str, tail: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "given", ["localhost:18100", "127.0.0.1:9", "[::1]:8000", "host:8000/v1/", "host:8000/behind"]
+)
+def test_host_and_port_alone_are_http(given: str) -> None:
+    assert server_address(given).geturl() == "http://" + given.removesuffix("/v1/")
+
+
+@pytest.mark.parametrize(
     "wrong",
-    ["", "localhost", "127.0.0.1:9", "ftp://host", "http://", "http://host:99999", "http://host:port", "http://host:0",
+    ["", "localhost", "host/v1", "http:/host:8000", ":8000", "ftp://host", "http://",
+     "http://host:99999", "http://host:port", "http://host:0",
      "http://[::1", "http://host/?x=1", "x" * 5000],
 )  # fmt: skip
 def test_what_is_no_address_is_told(wrong: str) -> None:

@@ -49,7 +49,8 @@ def bench(
         float | None, typer.Option("--temperature", help="0 is greedy; by default the workload's own")
     ] = None,
     base_url: Annotated[
-        str | None, typer.Option("--base-url", help="run against the server there, over HTTP, streaming")
+        str | None,
+        typer.Option("--base-url", "--url", help="run against the server there, over HTTP, streaming"),
     ] = None,
     api_key: Annotated[
         str | None, typer.Option("--api-key", help="with --base-url: the server's key, if it has one")

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from headrace.cli.refusal import refusal
 from headrace.cli.workload import WorkloadRequest
 from headrace.errors import EngineDeadError, RequestError
 from headrace.outputs import CompletionOutput, RequestOutput
@@ -16,7 +17,6 @@ from headrace.server_address import server_address
 
 _LINE_BYTES = 1 << 20
 _REFUSED = 400
-_NO_ENTRY = (401, 403)
 
 
 class Server:
@@ -25,6 +25,7 @@ class Server:
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
         self._key_line = "" if api_key is None else f"Authorization: Bearer {api_key}\r\n"
         parts = server_address(base_url)
+        self._address = parts.geturl()
         self._host, self._path = parts.hostname or "", parts.path
         self._is_tls = parts.scheme == "https"
         self._port = parts.port or (443 if self._is_tls else 80)
@@ -84,14 +85,15 @@ class Server:
             while header := (await reader.readline()).strip().lower():
                 is_chunked |= header.startswith(b"transfer-encoding:") and b"chunked" in header
             if status >= _REFUSED:
-                hint = "; give its key with --api-key" if status in _NO_ENTRY else ""
-                raise RequestError(
-                    f"the server answered {status}: {(await reader.read()).decode(errors='replace')!r:.300}{hint}"
-                )
+                raise RequestError(refusal(f"{self._address}{path}", status, await _body(reader, is_chunked)))
             async for line in _chunked(reader) if is_chunked else reader:
                 yield line
         finally:
             writer.close()
+
+
+async def _body(reader: asyncio.StreamReader, is_chunked: bool) -> bytes:
+    return b"".join([line async for line in _chunked(reader)]) if is_chunked else await reader.read()
 
 
 async def _chunked(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

@@ -6,21 +6,22 @@ import json
 import sys
 import urllib.error
 import urllib.request
-from http import HTTPStatus
 from typing import Annotated, Any
 
 import typer
 
+from headrace.cli.refusal import BODY_BYTES, refusal
 from headrace.errors import ConfigError
 from headrace.server_address import server_address
 
 _TIMEOUT_S = 30.0
 _SHOWN_CHARS = 60
-_REFUSAL_BYTES, _REFUSAL_CHARS = 65536, 500
 
 
 def cache(
-    url: Annotated[str, typer.Option(help="where the server is")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option("--url", "--base-url", help="where the server is")
+    ] = "http://127.0.0.1:8000",
     api_key: Annotated[str | None, typer.Option(help="the server's key, if it has one")] = None,
     max_nodes: Annotated[int, typer.Option(min=1, max=10_000, help="nodes to draw at most")] = 200,
     reset: Annotated[bool, typer.Option("--reset", help="forget everything instead")] = False,
@@ -73,22 +74,12 @@ def _call(url: str, api_key: str | None, body: bytes | None = None) -> dict[str,
             found: dict[str, Any] = json.load(answer)
             return found
     except urllib.error.HTTPError as error:
-        hint = "; give the server's key with --api-key" if error.code == HTTPStatus.UNAUTHORIZED else ""
-        raise ConfigError(f"{url} answered {error.code}: {_refusal(error)}{hint}") from error
+        raise ConfigError(refusal(url, error.code, error.read(BODY_BYTES))) from error
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise ConfigError(
             f"no Headrace server answers at {url}: {reason}; give its address with --url, as http://host:8000"
         ) from error
-
-
-def _refusal(error: urllib.error.HTTPError) -> str:
-    """The message of an error object, or the beginning of whatever else was answered."""
-    body = error.read(_REFUSAL_BYTES).decode(errors="replace")
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body[:_REFUSAL_CHARS]
 
 
 def _one_line(text: str) -> str:

@@ -64,7 +64,7 @@ def test_no_server_is_told_in_one_line(headrace: CommandLine) -> None:
     assert headrace("cache", "--url", "http://127.0.0.1:9") == 2
     assert "no Headrace server answers" in headrace.err and "Traceback" not in headrace.err
     assert "urlopen" not in headrace.fails("cache", "--url", "http://127.0.0.1:9")
-    assert "as http://host" in headrace.fails("cache", "--url", "127.0.0.1:9")
+    assert "as http://host" in headrace.fails("cache", "--url", "localhost")
 
 
 @pytest.mark.parametrize(

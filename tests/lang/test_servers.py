@@ -54,7 +54,7 @@ def test_errors_of_a_server_are_the_same(remote: Backend) -> None:
     with pytest.raises(EngineDeadError):
         lang.connect("http://127.0.0.1:9")
     with pytest.raises(RequestError, match="address"):
-        lang.connect("localhost:8000")
+        lang.connect("localhost")
 
 
 def test_connect_names_what_is_served(lang_server: LaunchedServer) -> None:

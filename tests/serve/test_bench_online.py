@@ -64,13 +64,16 @@ def test_a_server_with_a_key(
     file.write_text('{"few": [{"prompt_ids": [5, 6], "output_len": 3}]}')
     bench = ["bench", "smollm2", str(file), "--base-url", server.base]
     assert run([*bench, "--api-key", "sesame", "--json"]) == 0
-    assert run(bench) == 2
-    told = capsys.readouterr().err
-    assert "401" in told and "give its key with --api-key" in told
-    assert run(["cache", "--url", server.base, "--api-key", "sesame", "--json"]) == 0
-    assert run(["cache", "--url", server.base]) == 2
-    told = capsys.readouterr().err
-    assert "give the server's key with --api-key" in told and "{" not in told
+    refusals = []
+    for command in (bench, ["cache", "--url", server.base]):
+        assert run(command) == 2
+        told = capsys.readouterr().err
+        assert "give the server's key with --api-key" in told and "{" not in told and "\\" not in told
+        refusals.append(told.partition(" answered ")[2])
+    assert refusals[0] == refusals[1]
+    no_scheme = server.base.removeprefix("http://")
+    assert run(["cache", "--base-url", no_scheme, "--api-key", "sesame", "--json"]) == 0
+    assert run(["bench", str(file), "--url", no_scheme, "--api-key", "sesame"]) == 0
 
 
 def test_servers_that_count_tokens_at_the_end_alone() -> None:
