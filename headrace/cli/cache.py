@@ -27,7 +27,11 @@ def cache(
     reset: Annotated[bool, typer.Option("--reset", help="forget everything instead")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a drawing")] = False,
 ) -> None:
-    """Draw what a server has cached: tokens, users, bytes and age of every shared beginning."""
+    """Draw what a server has cached: tokens, users, bytes and age of every shared beginning.
+
+    Age is counted in uses of the whole cache since this beginning's last one, not in seconds: a use is a request that
+    looks its prompt up, adds blocks or ends. What has the highest age leaves first.
+    """
     address = server_address(url).geturl()
     if reset:
         answer = _call(f"{address}/cache/reset", api_key, b"{}")

@@ -83,3 +83,8 @@ def test_a_reset_tells_of_files_that_stay(
 ) -> None:
     monkeypatch.setattr(cache_command, "_call", lambda *args: answer)
     assert headrace("cache", "--reset") == 0 and headrace.out == words
+
+
+def test_the_help_tells_what_an_age_counts(headrace: CommandLine) -> None:
+    assert headrace("cache", "--help") == 0
+    assert "Age is counted in uses of the whole cache" in " ".join(headrace.out.split())
