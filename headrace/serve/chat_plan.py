@@ -83,7 +83,12 @@ class ChatPlan:
             reasoning = ReasoningSplitter(self.tags, self._starts_inside(self.tags, prompt))
         if self._reads_calls and self.use is not None:
             names = [tool.name for tool in self.use.allowed]
-            rules = CallRules(names, self.form.new_call_id, 1 if self.use.is_single else None)
+            rules = CallRules(
+                names,
+                self.form.new_call_id,
+                max_calls=1 if self.use.is_single else None,
+                only_calls=self.use.mode == "required",
+            )
             tools = self.form.parser(rules)
         return AnswerParser(reasoning, tools)
 

@@ -135,6 +135,29 @@ def test_a_cut_call_ends_by_length(parrot: LaunchedServer) -> None:
         assert "tool_parse_errors" not in choice["message"]
 
 
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_required_call_that_is_cut_is_never_content(masked: LaunchedServer, choice: Any) -> None:
+    for limit in (1, 2, 3, 5, 8, 10):
+        fields = {"max_tokens": limit, "tool_choice": choice, "seed": 1}
+        plain = say(masked, "", **fields)
+        message = plain["message"]
+        assert not message["content"] and "tool_parse_errors" not in message, limit
+        messages = [{"role": "user", "content": "SAY:"}]
+        stream = folded(masked.stream(CHAT, messages=messages, tools=TOOLS, **fields))
+        assert not stream["message"]["content"]
+        assert stream["finish_reason"] == plain["finish_reason"] == "length"
+        assert limit > 8 or "tool_calls" not in message
+
+
+def test_a_cut_call_in_auto_is_content(parrot: LaunchedServer) -> None:
+    for limit in range(1, 8):
+        message = say(parrot, "Well. " + ONE, max_tokens=limit)["message"]
+        assert ("Well. " + ONE).startswith(message["content"]) and message["content"], limit
+
+
 def test_without_parallel_calls_the_answer_ends_behind_the_first(parrot: LaunchedServer) -> None:
     choice = say(parrot, TWO + " and more", parallel_tool_calls=False)
     assert calls_of(choice) == [("get_weather", {"city": "Paris"})]

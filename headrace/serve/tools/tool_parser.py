@@ -25,11 +25,13 @@ class CallRules:
     names: the functions there are.
     new_id: makes a call's id.
     max_calls: the answer ends behind so many calls (1 without parallel calls); None is any number.
+    only_calls: calls are required, and the answer is constrained to them: what its end cuts off is no content.
     """
 
     names: Collection[str]
     new_id: Callable[[], str]
     max_calls: int | None = None
+    only_calls: bool = False
 
 
 class ToolParser(abc.ABC):
@@ -73,6 +75,8 @@ class ToolParser(abc.ABC):
             self._advance()
         if self._space and not self._num_complete:
             self._events.append(Content(self._space))
+        if self._rules.only_calls:  # what waited until now is the beginning of a call that was cut off
+            self._events = [event for event in self._events if not isinstance(event, Content)]
         return self._taken()
 
     def _advance(self) -> None:

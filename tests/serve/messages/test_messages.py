@@ -97,6 +97,19 @@ def test_a_stream_adds_up(parrot: LaunchedServer, client: anthropic.Anthropic, t
     assert final.usage.output_tokens == plain["usage"]["output_tokens"]
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_a_required_call_that_is_cut_is_no_text(masked: LaunchedServer, choice: dict[str, Any]) -> None:
+    for limit in (1, 2, 3, 5, 8, 10):
+        fields = {"tools": TOOLS, "tool_choice": choice, "max_tokens": limit}
+        message = create(masked, "", **fields)
+        assert [block["type"] for block in message["content"]] in ([], ["tool_use"])
+        assert message["stop_reason"] == "max_tokens"
+        events = events_of(masked, "", **fields)
+        starts = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+        assert "text" not in [block["type"] for block in starts]
+        assert events[-2]["delta"]["stop_reason"] == "max_tokens"
+
+
 def test_events_of_a_stream(parrot: LaunchedServer) -> None:
     events = events_of(parrot, TWO, tools=TOOLS)
     kinds = [event["type"] for event in events]

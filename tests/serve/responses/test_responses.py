@@ -60,6 +60,20 @@ def test_a_limit_leaves_it_incomplete(parrot: LaunchedServer) -> None:
     assert (call["type"], call["status"]) == ("function_call", "incomplete")
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+def test_a_required_call_that_is_cut_is_no_message(masked: LaunchedServer, choice: Any) -> None:
+    for limit in (1, 2, 3, 5, 8, 10):
+        fields = {"tools": TOOLS, "tool_choice": choice, "max_output_tokens": limit}
+        response = create(masked, "", **fields)
+        assert [item["type"] for item in response["output"]] in ([], ["function_call"])
+        assert response["status"] == "incomplete"
+        body = {"model": "smollm2", "input": "SAY:", "stream": True, **fields}
+        lines = masked.http.post(PATH, json=body).text.split("\n")
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        kinds = [event["type"] for event in events]
+        assert "response.output_text.delta" not in kinds and kinds[-1] == "response.incomplete"
+
+
 def test_calls_are_items_in_order(parrot: LaunchedServer) -> None:
     message, first, second = create(parrot, TWO, tools=TOOLS)["output"]
     assert message["content"][0]["text"] == "Let me see. "

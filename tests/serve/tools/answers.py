@@ -80,12 +80,14 @@ def reader(
     is_cut: bool = False,
     max_calls: int | None = None,
     inside: bool = False,
+    only_calls: bool = False,
 ) -> Read:
     """A function from an answer's pieces to its events."""
 
     def read(pieces: Sequence[str]) -> list[Event]:
         splitter = ReasoningSplitter(REASONING_PARSERS[tags], inside) if tags else None
-        parser = AnswerParser(splitter, FORMATS[form].parser(CallRules(NAMES, ids(), max_calls)))
+        rules = CallRules(NAMES, ids(), max_calls, only_calls)
+        parser = AnswerParser(splitter, FORMATS[form].parser(rules))
         events: list[Event] = []
         for piece in pieces:
             events += parser.feed(piece)

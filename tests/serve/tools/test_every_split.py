@@ -55,6 +55,23 @@ def test_every_prefix(form: str, text: str, is_cut: bool) -> None:
         check_sound(text[:end], answer(events), is_cut)
 
 
+@pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if form.frame("f") is not None])
+@pytest.mark.parametrize("max_calls", [None, 1])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_required_call_that_is_cut_is_never_content(form: str, max_calls: int | None, is_cut: bool) -> None:
+    """Markup that did not become a call is dropped; the part of a call that is known stays."""
+    calls = [("get_weather", {"city": "Paris <b>"}), ("get_time", {"zone": [1, None]})]
+    text = "\n" + FORMATS[form].render(calls)
+    for tags in (None, "think"):
+        read = reader(form, tags, is_cut, max_calls, only_calls=True)
+        free = reader(form, tags, is_cut, max_calls)
+        for end in range(len(text) + 1):
+            events = read([text[:end]])
+            assert read(list(text[:end])) == events
+            assert not any(isinstance(event, Content) for event in events), text[:end]
+            assert answer(events).calls == answer(free([text[:end]])).calls
+
+
 def check_sound(text: str, parsed: ParsedAnswer, is_cut: bool) -> None:
     for call in parsed.calls:
         if call.is_complete:
