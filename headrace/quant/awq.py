@@ -47,6 +47,10 @@ class AWQMethod(PackedMethod):
         return cls(None if group <= 0 else group)
 
     @property
+    def form(self) -> str:
+        return "AWQ int4"
+
+    @property
     def marker(self) -> str:
         """The tensor that a quantized module has."""
         return "qweight"

@@ -104,6 +104,11 @@ class QuantMethod(ABC):
     """One way of storing the matrices of linear layers. Methods hold no weights, so equal ones are the same object, or
     compare equal."""
 
+    @property
+    @abstractmethod
+    def form(self) -> str:
+        """What matrices are kept in, in a word, for people."""
+
     @abstractmethod
     def load(self, shards: Sequence[Shard], home: WeightHome) -> LoadedLinear:
         """Reads this rank's part of shards with equal inputs, and nothing more.

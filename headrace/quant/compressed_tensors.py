@@ -37,6 +37,10 @@ class CompressedTensorsMethod(PackedMethod):
     is_packed: bool
     is_symmetric: bool
 
+    @property
+    def form(self) -> str:
+        return f"compressed-tensors int{self.bits}"
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str) -> CompressedTensorsMethod | None:
         """The method of the module ``name``; None: it is not quantized.

@@ -31,6 +31,10 @@ class GGUFMethod(PackedMethod):
 
     ggml_type: GGMLType
 
+    @property
+    def form(self) -> str:
+        return self.ggml_type.name
+
     def read(self, shard: Shard, home: WeightHome) -> AffineMatrix:
         shard.check_groups(_GROUP_COLUMNS.get(self.ggml_type, 32))
         stored = home.weights.get(f"{shard.name}.weight", (shard.rows, shard.columns), shape=shard.shape)

@@ -50,6 +50,10 @@ class GPTQMethod(PackedMethod):
         return cls(int(config["bits"]), None if group <= 0 else group, 1 if is_old else 0)
 
     @property
+    def form(self) -> str:
+        return f"GPTQ int{self.bits}"
+
+    @property
     def marker(self) -> str:
         """The tensor that a quantized module has."""
         return "qweight"

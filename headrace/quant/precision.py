@@ -36,6 +36,11 @@ class Rounding:
     group_columns: int | None
     has_zero_points: bool = False
 
+    def __str__(self) -> str:
+        """As ``parse_form`` reads it."""
+        group = "channel" if self.group_columns is None else f"g{self.group_columns}"
+        return f"int{self.bits}-{group}" + ("-zp" if self.has_zero_points else "")
+
 
 Form = Literal["auto", "none"] | Rounding
 

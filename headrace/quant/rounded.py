@@ -24,6 +24,10 @@ class RoundedMethod(PackedMethod):
     rounding: Rounding
     stored: QuantMethod = UNQUANTIZED
 
+    @property
+    def form(self) -> str:
+        return str(self.rounding)
+
     def read(self, shard: Shard, home: WeightHome) -> AffineMatrix:
         if self.rounding.group_columns is not None:
             shard.check_groups(self.rounding.group_columns)

@@ -37,6 +37,15 @@ def select_method(home: WeightHome, name: str) -> QuantMethod:
     return stored
 
 
+def stored_form(home: WeightHome, name: str) -> str | None:
+    """The quantized form in which the checkpoint holds the module ``name``; None: it is dense. Raises as above."""
+    if (home.quantization or {}).get("quant_method") == "gguf":
+        ggml_type = home.weights.ggml_type(f"{name}.weight")
+        return None if ggml_type is None else ggml_type.name
+    method = _stored_method(home, name)
+    return None if method is UNQUANTIZED else method.form
+
+
 def _stored_method(home: WeightHome, name: str) -> QuantMethod:
     config = home.quantization
     if config is None:

@@ -35,6 +35,10 @@ class DenseLinear(LoadedLinear):
 class UnquantizedMethod(QuantMethod):
     """Also runs checkpoints with quantized tensors that the source can decode (GGUF)."""
 
+    @property
+    def form(self) -> str:
+        return "dense"
+
     def load(self, shards: Sequence[Shard], home: WeightHome) -> DenseLinear:
         num_rows = sum(shard.num_rows for shard in shards)
         [num_columns] = {shard.num_columns for shard in shards}
@@ -74,6 +78,10 @@ class DequantizedMethod(QuantMethod):
     """Matrices that ``stored`` reads, kept dense in the compute type."""
 
     stored: QuantMethod
+
+    @property
+    def form(self) -> str:
+        return "dense"
 
     def load(self, shards: Sequence[Shard], home: WeightHome) -> DenseLinear:
         parts = [self.read_dense(shard, home).to(home.dtype) for shard in shards]

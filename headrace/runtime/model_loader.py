@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,7 +19,10 @@ from headrace.loader.base import WeightSource, open_weights
 from headrace.models.causal_lm import CausalLM
 from headrace.models.registry import build_model
 from headrace.parallel.world import World
+from headrace.quant.overview import matrix_names, second_rounding
 from headrace.quant.precision import Precision
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 
@@ -88,6 +92,8 @@ class ModelLoader:
             max_model_len=self.max_model_len,
             precision=precision,
         )
+        if self.world.rank == 0:  # once, however many ranks there are
+            _warn_of_second_rounding(replace(context, quantization=files.arch.quantization), files)
         with torch.inference_mode():
             model = build_model(files.arch, context)
         if stage.is_first and stage.is_last:  # a stage has some of the modules
@@ -98,6 +104,14 @@ class ModelLoader:
 def forms_of(weights: WeightSource) -> StoredForms:
     """How each tensor lies in the files."""
     return {name: weights.ggml_type(name) for name in weights.names()}
+
+
+def _warn_of_second_rounding(context: LayerContext, files: ModelFiles) -> None:
+    # A precision of its own: the model's remembers which modules it was asked for.
+    home = replace(context, precision=files.precision).weight_home
+    warning = second_rounding(home, matrix_names(files.arch))
+    if warning is not None:
+        logger.warning("%s", warning)
 
 
 def _weight_progress(progress: Progress) -> Callable[[int, int], None]:

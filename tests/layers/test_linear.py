@@ -107,6 +107,8 @@ def test_too_many_ranks_are_refused() -> None:
 
 
 class Doubled(QuantMethod):
+    form = "doubled"
+
     """A method of its own kind: the stored matrix counts twice."""
 
     def load(self, shards: Sequence[Shard], home: WeightHome) -> LoadedLinear:

@@ -165,3 +165,14 @@ def test_shut_down_workers_do_not_run(folder: Path) -> None:
     worker.shutdown()
     with pytest.raises(AssertionError, match="shut down"):
         worker.execute_model(SchedulerOutput(1))
+
+
+def test_a_second_rounding_is_told_once_while_loading(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told, and when, tests/quant/test_overview.py says."""
+    make_worker(folder, quantization="int4")
+    assert "rounded a second time" not in caplog.text, "these weights are floating-point numbers"
+    monkeypatch.setattr("headrace.quant.overview.stored_form", lambda home, name: "Q4_1")
+    make_worker(folder, quantization="int4")
+    assert caplog.text.count("rounded a second time") == 1
