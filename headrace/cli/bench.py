@@ -14,9 +14,10 @@ import typer
 from headrace.cli.bench_device import DeviceReport, device_table
 from headrace.cli.bench_online import Server, run_online
 from headrace.cli.bench_report import report, table
-from headrace.cli.builtin_workloads import BUILT_IN, temperature_of
+from headrace.cli.builtin_workloads import sizes_text, temperature_of
 from headrace.cli.engine_options import EngineSettings, engine_options
 from headrace.cli.workload import WorkloadRequest, find_workloads
+from headrace.cli.workload_limits import WorkloadLimits, size_text
 from headrace.errors import ConfigError, RequestError
 from headrace.sampling_params import SamplingParams
 
@@ -36,7 +37,8 @@ def bench(
         str,
         typer.Argument(
             metavar="WORKLOAD",
-            help=f"a file {{name: [{{prompt_ids, output_len}}, …]}}, or names with commas of: {', '.join(BUILT_IN)}",
+            help="a file {name: [{prompt_ids, output_len}, …]}, or names with commas of these "
+            f"(requests/tokens in/tokens out): {sizes_text()}",
         ),
     ],
     only: Annotated[
@@ -72,9 +74,10 @@ def bench(
         wanted = settings.config.model.model if "model" in settings.origins else None
         model = asyncio.run(server.model(wanted))
         workloads = find_workloads(workload, only, settings.config, is_remote=True)
+        WorkloadLimits(model.max_model_len).check(workloads)
 
         def over_http(requests: list[WorkloadRequest], heat: float, salt: str) -> dict[str, Any]:
-            return report(*asyncio.run(run_online(server, requests, heat, salt, request_rate, model)))
+            return report(*asyncio.run(run_online(server, requests, heat, salt, request_rate, model.name)))
 
         result = {"base_url": base_url, "workloads": run_all(over_http, workloads, repeat, temperature)}
     else:
@@ -84,6 +87,7 @@ def bench(
                     f"{flag} needs --base-url: without a server there is nothing that it is for"
                 )
         workloads = find_workloads(workload, only, settings.config)
+        WorkloadLimits.of(settings.config).check(workloads)
         result = run_offline(settings, workloads, repeat, temperature)
     if as_json:
         sys.stdout.write(json.dumps(result, indent=1) + "\n")
@@ -130,9 +134,14 @@ def run_offline(
 def run_all(
     run: Run, workloads: dict[str, list[WorkloadRequest]], repeat: int, temperature: float | None
 ) -> dict[str, dict[str, Any]]:
-    """Each workload so many times; the figures of the run of median time, and the times of all."""
+    """Each workload so many times; the figures of the run of median time, and the times of all.
+
+    Its size goes to stderr first, also without a terminal: a run may take long.
+    """
     results = {}
     for name, requests in workloads.items():
+        times = f", {repeat} times" if repeat > 1 else ""
+        sys.stderr.write(f"{name}: {size_text(requests)}{times}\n")
         heat = temperature_of(name) if temperature is None else temperature
         salt = f"{time.time_ns()}-{name}"
         runs = sorted(

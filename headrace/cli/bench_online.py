@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.cli.refusal import refusal
 from headrace.cli.workload import WorkloadRequest
@@ -17,6 +17,13 @@ from headrace.server_address import server_address
 
 _LINE_BYTES = 1 << 20
 _REFUSED = 400
+
+
+class ServedModel(NamedTuple):
+    """A server's name for a model, and the tokens that prompt and answer may have together; None: it does not say."""
+
+    name: str
+    max_model_len: int | None
 
 
 class Server:
@@ -30,18 +37,23 @@ class Server:
         self._is_tls = parts.scheme == "https"
         self._port = parts.port or (443 if self._is_tls else 80)
 
-    async def model(self, wanted: str | None = None) -> str:
+    async def model(self, wanted: str | None = None) -> ServedModel:
         """The model of that name, or the first that it serves. Raises RequestError if it has none such."""
         text = b"".join([line async for line in self._lines("GET", "/v1/models", None)])
-        names = [str(card["id"]) for card in json.loads(text)["data"]]
-        if not names:
+        models = [
+            ServedModel(str(card["id"]), length if type(length := card.get("max_model_len")) is int else None)
+            for card in json.loads(text)["data"]
+        ]
+        if not models:
             raise RequestError("the server serves no model")
-        if wanted is not None and wanted not in names:
-            raise RequestError(
-                f"the server does not serve {wanted!r}; it has: {', '.join(names)} (without MODEL the first is taken)",
-                param="model",
-            )
-        return wanted or names[0]
+        for model in models:
+            if wanted in (None, model.name):
+                return model
+        names = ", ".join(model.name for model in models)
+        raise RequestError(
+            f"the server does not serve {wanted!r}; it has: {names} (without MODEL the first is taken)",
+            param="model",
+        )
 
     async def complete(self, body: dict[str, Any]) -> list[float]:
         """Times at which the answer's tokens came (monotonic seconds). Several tokens of one event have one time.
@@ -128,14 +140,14 @@ async def run_online(
     Returns: (outputs with their times, seconds from the first request to the last answer).
     Raises: RequestError if an answer has not all its tokens, or the server has no such model.
     """
-    model = await server.model(model)
+    name = (await server.model(model)).name
     rng = random.Random(0)
     first_id = random.Random(salt).choice([i for request in requests for i in request.prompt_ids] or [0])
     start = time.monotonic()
     delay_s, tasks = 0.0, []
     for index, request in enumerate(requests):
         body = {
-            "model": model,
+            "model": name,
             "prompt": [first_id, *request.prompt_ids[1:]],
             "max_tokens": request.output_len,
             "temperature": temperature,

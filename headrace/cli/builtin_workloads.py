@@ -71,3 +71,26 @@ BUILT_IN: dict[str, Callable[[], list[WorkloadRequest]]] = {
     "nano": lambda: _mixed(256),
     "d256": lambda: _fixed(256, 1024, 1024, 2),
 }
+
+SIZES: dict[str, tuple[int, int, int]] = {
+    "single": (1, 128, 512),
+    "b64": (64, 65_536, 16_384),
+    "sharegpt": (1000, 245_572, 204_405),
+    "mix": (512, 273_774, 298_762),
+    "prefix": (256, 2_113_536, 32_768),
+    "long": (4, 120_000, 64),
+    "nano": (256, 141_884, 148_658),
+    "d256": (256, 262_144, 262_144),
+}
+"""{name: (requests, tokens in, tokens out)}, for the help: drawing all requests takes a moment."""
+
+
+def sizes_text() -> str:
+    """All workloads with their sizes, thousands and millions rounded: "single 1/128/512, b64 64/66k/16k, …"."""
+    return ", ".join(f"{name} {'/'.join(map(_short, size))}" for name, size in SIZES.items())
+
+
+def _short(count: int) -> str:
+    if count >= 1_000_000:
+        return f"{count / 1e6:.1f}M"
+    return f"{count / 1e3:.0f}k" if count > 1000 else str(count)  # "1000" requests are exact

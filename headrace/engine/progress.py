@@ -37,7 +37,7 @@ class LoadBar:
 
 
 class AnswerBar:
-    """Counts finished prompts and shows the rate of generated tokens; does nothing when not ``is_shown``."""
+    """Counts finished prompts and their tokens, and shows the rate; does nothing when not ``is_shown``."""
 
     def __init__(self, num_prompts: int, is_shown: bool) -> None:
         self._num_tokens = 0
@@ -57,7 +57,9 @@ class AnswerBar:
             return
         self._num_tokens += num_output_tokens
         task = self._progress.tasks[0]
-        rate = f"{self._num_tokens / task.elapsed:.0f} tok/s" if task.elapsed else ""
+        rate = f"{self._num_tokens:,} tokens"
+        if task.elapsed:
+            rate += f", {self._num_tokens / task.elapsed:.0f} tok/s"
         self._progress.update(self._task, advance=1, rate=rate)
 
     def __exit__(

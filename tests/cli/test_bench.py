@@ -9,7 +9,7 @@ import pytest
 from headrace.checkpoint import load_architecture, resolve_model
 from headrace.cli.bench_device import ModelWork
 from headrace.cli.bench_report import report, spread
-from headrace.cli.builtin_workloads import BUILT_IN, make_workload, temperature_of
+from headrace.cli.builtin_workloads import BUILT_IN, SIZES, make_workload, sizes_text, temperature_of
 from headrace.cli.workload import find_workloads, read_workloads
 from headrace.config import EngineConfig
 from headrace.engine.step_meter import StepMeter
@@ -89,7 +89,35 @@ def test_tokens_outside_the_vocabulary(
 ) -> None:
     file = tmp_path / "workload.json"
     file.write_text('{"a": [{"prompt_ids": [50000], "output_len": 1}]}')
-    assert "vocabulary" in headrace.fails("bench", "smollm2", str(file))
+    assert "request 0 of workload 'a' has token id 50000" in headrace.fails("bench", "smollm2", str(file))
+    assert not fake_engine
+
+
+def test_an_answer_that_the_context_cannot_hold_is_told_before_the_model_loads(
+    headrace: CommandLine, fake_engine: list[EngineConfig], tmp_path: Path
+) -> None:
+    file = tmp_path / "workload.json"
+    rows = [{"prompt_ids": [1], "output_len": 8191}, {"prompt_ids": [1], "output_len": 9000}]
+    file.write_text(json.dumps({"a": rows}))
+    told = headrace.fails("bench", "smollm2", str(file))
+    assert "request 1 of workload 'a' needs 9001 tokens" in told and "8192 (max_model_len)" in told
+    assert told.endswith("lower output_len to 8191 or less\n"), "the model was made for no more"
+    told = headrace.fails("bench", "smollm2", str(file), "--max-model-len", "64")
+    assert told.endswith("lower output_len to 63 or less, or raise max_model_len to 8192 or more\n")
+    told = headrace.fails("bench", "smollm2", "prefix")
+    assert "workload 'prefix' needs 8384 tokens" in told and told.endswith("shorten the prompt\n")
+    assert not fake_engine
+
+
+def test_the_size_of_a_run_is_told_first(
+    headrace: CommandLine, fake_engine: list[EngineConfig], path: str
+) -> None:
+    assert headrace("bench", "smollm2", path, "--repeat", "2", "--json") == 0
+    lines = headrace.err.splitlines()
+    assert lines == [
+        "short: 1 request, 3 tokens in, 4 tokens out, 2 times",
+        "many: 6 requests, 246 tokens in, 21 tokens out, 2 times",
+    ]
 
 
 def test_a_workload_built_in(headrace: CommandLine, fake_engine: list[EngineConfig]) -> None:
@@ -115,17 +143,13 @@ def test_the_model_may_be_left_out(headrace: CommandLine, fake_engine: list[Engi
 
 def test_the_requests_of_the_gpu_table() -> None:
     shapes = {name: make_workload(name) for name in BUILT_IN}
-    sizes = {name: (len(made), sum(r.output_len for r in made)) for name, made in shapes.items()}
-    assert sizes == {
-        "single": (1, 512),
-        "b64": (64, 64 * 256),
-        "sharegpt": (1000, 204_405),
-        "mix": (512, 298_762),
-        "prefix": (256, 256 * 128),
-        "long": (4, 64),
-        "nano": (256, 148_658),
-        "d256": (256, 256 * 1024),
+    sizes = {
+        name: (len(made), sum(len(r.prompt_ids) for r in made), sum(r.output_len for r in made))
+        for name, made in shapes.items()
     }
+    assert sizes == SIZES
+    assert "single 1/128/512, b64 64/66k/16k, sharegpt 1000/246k/204k," in sizes_text()
+    assert "prefix 256/2.1M/33k" in sizes_text()
     heads = {tuple(request.prompt_ids[:8192]) for request in shapes["prefix"]}
     assert len(heads) == 1 and len(shapes["prefix"][0].prompt_ids) == 8192 + 64
     assert all(token < 300 for token in make_workload("single", 300)[0].prompt_ids)

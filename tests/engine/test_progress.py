@@ -44,7 +44,8 @@ def test_answer_bar_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     with AnswerBar(2, is_shown=True) as bar:
         bar.finished_one(10)
         bar.finished_one(20)
-    assert "2/2" in terminal.getvalue() and "tok/s" in terminal.getvalue()
+    assert "2/2" in terminal.getvalue() and "30 tokens, " in terminal.getvalue()
+    assert "tok/s" in terminal.getvalue()
 
 
 def test_answer_bar_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,19 @@ def test_a_model_that_the_server_lacks(
     assert run(["bench", str(file), "--base-url", f"{server.base}/v1/"]) == 0
 
 
+def test_an_answer_beyond_the_servers_context(
+    server: LaunchedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = server.http.get("/v1/models").json()["data"][0]["max_model_len"]
+    file = tmp_path / "workload.json"
+    file.write_text(json.dumps({"few": [{"prompt_ids": [5, 6], "output_len": limit - 1}]}))
+    assert run(["bench", str(file), "--base-url", server.base]) == 2
+    told = capsys.readouterr().err
+    assert (
+        told.startswith("headrace: request 0 of workload 'few' needs") and f"{limit} (max_model_len)" in told
+    )
+
+
 def test_a_server_with_a_key(
     launch: Callable[..., LaunchedServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
