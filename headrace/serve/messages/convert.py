@@ -12,6 +12,7 @@ from headrace.serve.messages.protocol import (
     CountRequest,
     Message,
     MessagesRequest,
+    OutputFormat,
     TextBlock,
     ThinkingBlock,
     Tool,
@@ -20,17 +21,21 @@ from headrace.serve.messages.protocol import (
 )
 from headrace.serve.protocol import ChatRequest
 
-# What the fields of a chat request are called here.
-NAMES = FieldNames(
-    {
-        "stop": "stop_sequences",
-        "tools[*].function.parameters": "tools[*].input_schema",
-        "tools[*].function": "tools[*]",
-    },
-    {"chat_template_kwargs": "thinking", "parallel_tool_calls": "tool_choice"},
-)
+_NAMES = {
+    "stop": "stop_sequences",
+    "tools[*].function.parameters": "tools[*].input_schema",
+    "tools[*].function": "tools[*]",
+}
+_PARAMS = {"chat_template_kwargs": "thinking", "parallel_tool_calls": "tool_choice"}
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def names_of(request: CountRequest) -> FieldNames:
+    """What the fields of a chat request are called in this one."""
+    form = "output_config.format" if request.output_format is None else "output_format"
+    names = {"response_format.json_schema.schema": f"{form}.schema", "response_format": form}
+    return FieldNames({**_NAMES, **names}, _PARAMS)
 
 
 def chat_request(request: MessagesRequest) -> ChatRequest:
@@ -51,9 +56,6 @@ def chat_request(request: MessagesRequest) -> ChatRequest:
 
 def conversation(request: CountRequest) -> ChatRequest:
     """The messages and tools as a chat request. Raises ApiError 400."""
-    config = request.output_config
-    if config is not None and config != {}:
-        raise _error("output_config", "is not supported by this server: leave it out")
     messages: list[dict[str, Any]] = []
     if request.system is not None:
         messages.append({"role": "system", "content": _text(request.system)})
@@ -70,7 +72,23 @@ def conversation(request: CountRequest) -> ChatRequest:
         continue_final_message=continues,
         add_generation_prompt=not continues,
         chat_template_kwargs=_thinking(request),
+        response_format=_response_format(request),
     )
+
+
+def _response_format(request: CountRequest) -> dict[str, Any] | None:
+    config, form = request.output_config, request.output_format
+    if config is not None and config.effort is not None:
+        raise _error("output_config.effort", "this model has no effort to set: leave it out")
+    if config is not None and config.format is not None:
+        if form is not None:
+            raise _error("output_format", "output_config.format says it, too: send one of them")
+        form = config.format
+    return None if form is None else _json_schema(form)
+
+
+def _json_schema(form: OutputFormat) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": form.schema}}
 
 
 def _thinking(request: CountRequest) -> dict[str, Any] | None:

@@ -90,6 +90,20 @@ class Thinking(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     display: Literal["summarized", "omitted"] | None = None
 
 
+class OutputFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the text of the answer must be."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How the answer is written."""
+
+    format: OutputFormat | None = None
+    effort: Any = None
+
+
 class CountRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/messages/count_tokens."""
 
@@ -100,7 +114,8 @@ class CountRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     cache_control: Any = None
-    output_config: Any = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # what output_config.format was while it was a beta
 
 
 class MessagesRequest(CountRequest, kw_only=True):

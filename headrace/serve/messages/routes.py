@@ -16,7 +16,7 @@ from headrace.serve.chat_plan import ChatPlan, plan_chat
 from headrace.serve.context import ServerContext, tokenizer_of
 from headrace.serve.errors import bad_request, json_response
 from headrace.serve.generation_routes import answer_chat
-from headrace.serve.messages.convert import NAMES, chat_request, conversation
+from headrace.serve.messages.convert import chat_request, conversation, names_of
 from headrace.serve.messages.format import MessagesFormat
 from headrace.serve.messages.protocol import CountRequest, MessagesRequest
 from headrace.serve.prompts import chat_prompt
@@ -25,9 +25,10 @@ from headrace.serve.protocol import ChatRequest
 
 async def create_message(context: ServerContext, request: Request, body: bytes) -> Response:
     """Answer a conversation."""
-    wanted = chat_request(decode_body(body, MessagesRequest))
+    given = decode_body(body, MessagesRequest)
+    wanted = chat_request(given)
     wanted.cache_control = control_in(**msgspec.json.decode(body))
-    return await answer_chat(context, wanted, len(body), _make_format, NAMES)
+    return await answer_chat(context, wanted, len(body), _make_format, names_of(given))
 
 
 def _make_format(
@@ -41,11 +42,12 @@ def _make_format(
 
 async def count_tokens(context: ServerContext, request: Request, body: bytes) -> Response:
     """The number of tokens that a conversation has as a prompt."""
-    wanted = conversation(decode_body(body, CountRequest))
+    given = decode_body(body, CountRequest)
+    wanted = conversation(given)
     control_in(**msgspec.json.decode(body))
     await context.check_model(wanted.model)
     front_end = await context.llm.front_end()
-    with NAMES.spoken():
+    with names_of(given).spoken():
         plan = plan_chat(wanted, tokenizer_of(front_end), context.config)
         prompt = await asyncio.to_thread(chat_prompt, wanted, front_end, plan)
     return json_response({"input_tokens": len(prompt.token_ids or [])})

@@ -192,6 +192,61 @@ def test_a_last_turn_of_the_assistant_is_gone_on_with(parrot: LaunchedServer) ->
     assert create(parrot, "", messages=messages)["content"] == [{"type": "text", "text": "and more"}]
 
 
+SMALL: dict[str, Any] = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "green"]}, "ok": {"type": "boolean"}},
+    "required": ["color", "ok"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "schema": SMALL}
+FORMS = [{"output_config": {"format": FORM}}, {"output_format": FORM}]
+
+
+def is_small(text: str) -> bool:
+    value = json.loads(text)
+    return (
+        set(value) == {"color", "ok"} and value["color"] in ("red", "green") and value["ok"] in (True, False)
+    )
+
+
+@pytest.mark.parametrize("fields", FORMS, ids=str)
+def test_a_schema_for_the_text(masked: LaunchedServer, fields: dict[str, Any]) -> None:
+    message = create(masked, "", **fields)
+    (block,) = message["content"]
+    assert block["type"] == "text" and is_small(block["text"]) and message["stop_reason"] == "end_turn"
+    events = events_of(masked, "", **fields)
+    assert is_small("".join(event["delta"].get("text", "") for event in events if "delta" in event))
+    for seed in range(4):  # with tools: calls or such a text
+        blocks = create(masked, f"{seed}", tools=TOOLS, **fields, max_tokens=400)["content"]
+        assert all(block["type"] == "tool_use" or is_small(block["text"]) for block in blocks) and blocks
+    ask = {"model": "smollm2", "messages": [{"role": "user", "content": "x"}]}
+    counts = [masked.http.post(PATH + "/count_tokens", json=one).json() for one in (ask, {**ask, **fields})]
+    assert counts[0] == counts[1] and counts[0]["input_tokens"] > 0
+
+
+def test_a_schema_through_the_official_client(masked: LaunchedServer) -> None:
+    client = anthropic.Anthropic(base_url=masked.base, api_key="none", max_retries=0, timeout=60)
+    messages: Any = [{"role": "user", "content": "Go."}]
+    config: Any = {"format": FORM}
+    message = client.messages.create(model="smollm2", max_tokens=200, messages=messages, output_config=config)
+    assert message.content[0].type == "text" and is_small(message.content[0].text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"), [(FORMS[0], "output_config.format"), (FORMS[1], "output_format")]
+)
+def test_errors_of_a_schema_name_the_clients_field(
+    masked: LaunchedServer, fields: dict[str, Any], name: str
+) -> None:
+    forced = masked.http.post(PATH, json=body("x", tools=TOOLS, tool_choice={"type": "any"}, **fields))
+    wrong = json.loads(json.dumps(fields).replace('"boolean"', '"no-such-type"'))
+    unfit = masked.http.post(PATH, json=body("x", **wrong))
+    for answer, words in ((forced, name), (unfit, "schema #/properties/ok/type")):
+        assert answer.status_code == 400, answer.text
+        message = answer.json()["error"]["message"]
+        assert words in message and "response_format" not in message and "structured_outputs" not in message
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -214,7 +269,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_k": -5}, "top_k"),
     ({"stop_sequences": [""]}, "stop"),
     ({"container": "c"}, "container"),
-    ({"output_config": {"effort": "low"}}, "output_config"),
+    ({"output_config": {"effort": "low"}}, "output_config.effort"),
+    ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "schema"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {}, "name": "x"}}}, "name"),
+    ({"output_config": {"form": 1}}, "form"),
+    ({"output_config": {"format": FORM}, "output_format": FORM}, "send one of them"),
 ]  # fmt: skip
 
 
