@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -15,8 +16,10 @@ from headrace.serve.errors import json_response
 
 
 async def list_models(context: ServerContext, request: Request) -> Response:
-    """The one model there is."""
-    return json_response({"object": "list", "data": [await _card(context)]})
+    """The one model there is, as a page of Anthropic's API, too."""
+    card = await _card(context)
+    page = {"has_more": False, "first_id": card["id"], "last_id": card["id"]}
+    return json_response({"object": "list", "data": [card], **page})
 
 
 async def show_model(context: ServerContext, request: Request) -> Response:
@@ -27,6 +30,7 @@ async def show_model(context: ServerContext, request: Request) -> Response:
 
 
 async def _card(context: ServerContext) -> dict[str, Any]:
+    """The model's object: OpenAI's fields and Anthropic's side by side, which have no name in common."""
     name = await context.model_name()
     return {
         "id": name,
@@ -36,6 +40,10 @@ async def _card(context: ServerContext) -> dict[str, Any]:
         "root": context.llm.config.model.model,
         "parent": None,
         "max_model_len": (await context.llm.front_end()).max_model_len,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(context.start_time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
     }
 
 

@@ -304,6 +304,19 @@ def test_errors_are_the_clients_types(
     assert friend.messages.create(model="smollm2", max_tokens=5, messages=messages).content[0].type == "text"
 
 
+def test_models_are_anthropics_objects_too(parrot: LaunchedServer, client: anthropic.Anthropic) -> None:
+    body = parrot.http.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+    assert (body["object"], body["has_more"]) == ("list", False)
+    assert (body["first_id"], body["last_id"]) == ("smollm2", "smollm2")
+    (card,) = body["data"]
+    assert (card["id"], card["object"], card["type"]) == ("smollm2", "model", "model")
+    (model,) = list(client.models.list(limit=5))  # over all pages
+    for found in (model, client.models.retrieve("smollm2")):
+        assert (found.id, found.type, found.display_name) == ("smollm2", "model", "smollm2")
+        assert int(found.created_at.timestamp()) == card["created"] and found.lifecycle == "active"
+    assert type(model).model_validate(card).id == "smollm2"  # each field that the client's type demands
+
+
 def test_official_client(client: anthropic.Anthropic) -> None:
     messages: Any = [{"role": "user", "content": "SAY:" + ONE}]
     tools: Any = TOOLS
