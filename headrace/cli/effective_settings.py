@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.checkpoint import ModelArchitecture, ModelSource, load_architecture, resolve_model
 from headrace.checkpoint.load import resolve_max_model_len
+from headrace.cli.automatic_choices import chat_choices, weight_choices
 from headrace.cli.engine_options import SERVER, EngineSettings
 from headrace.cli.preflight import check_model
 from headrace.config import EngineConfig, SchedulerConfig, build_section
@@ -54,18 +55,20 @@ def effective_settings(settings: EngineSettings) -> list[EffectiveSetting]:
             value, why = chosen.get(option.name, (given, option.metadata["doc"]))
             origin = settings.origins.get(option.name, "default")
             rows.append(EffectiveSetting(section.name, option.name, given, value, origin, why))
-    return rows + _server_rows(settings)
+    return rows + _server_rows(settings, source)
 
 
-def _server_rows(settings: EngineSettings) -> list[EffectiveSetting]:
+def _server_rows(settings: EngineSettings, source: ModelSource) -> list[EffectiveSetting]:
     """Those of ``headrace serve``. A key is not shown."""
     server = build_section(ServerConfig, SERVER, settings.server)
+    chosen = chat_choices(settings.config, server, source)
     rows = []
     for option in dataclasses.fields(server):
-        value = getattr(server, option.name)
-        value = "(set)" if value is not None and option.name == "api_key" else value
+        given = getattr(server, option.name)
+        given = "(set)" if given is not None and option.name == "api_key" else given
+        value, why = chosen.get(option.name, (given, option.metadata["doc"]))
         origin = settings.origins.get(option.name, "default")
-        rows.append(EffectiveSetting(SERVER, option.name, value, value, origin, option.metadata["doc"]))
+        rows.append(EffectiveSetting(SERVER, option.name, given, value, origin, why))
     return rows
 
 
@@ -85,7 +88,25 @@ class _Choices:
 
     def all(self) -> dict[str, tuple[Any, str]]:
         """{setting: (value, why)} for those that the engine chooses."""
-        return {**self._of_model(), **self._of_machine(), **self._of_kv_memory()}
+        weights = weight_choices(self.config, self.source, self.architecture, self.platform)
+        return {
+            **self._of_model(),
+            **weights,
+            **self._of_machine(),
+            **self._of_sharing(),
+            **self._of_kv_memory(),
+        }
+
+    def _of_sharing(self) -> dict[str, tuple[Any, str]]:
+        choices: dict[str, tuple[Any, str]] = {}
+        if self.config.sharing.cascade == "auto":
+            choices["cascade"] = (
+                "per step",
+                "by the cost model: a beginning is read together where that is predicted to spare time",
+            )
+        if self.config.parallel.all_reduce == "auto" and self.config.parallel.tensor_parallel_size == 1:
+            choices["all_reduce"] = (None, "one rank has nothing to add up")
+        return choices
 
     def _of_model(self) -> dict[str, tuple[Any, str]]:
         model = self.config.model
@@ -119,6 +140,12 @@ class _Choices:
             choices["dtype"] = (dtype, f"the weights are stored in {stored}; {where}")
         if config.cache.kv_cache_dtype == "auto":
             choices["kv_cache_dtype"] = (dtype, "the compute type")
+        if config.sharing.tier_cache_dtype == "auto":
+            stored = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
+            has_tiers = config.sharing.host_cache_bytes > 0
+            choices["tier_cache_dtype"] = (
+                (stored, "kv_cache_dtype") if has_tiers else (None, "there is no cache tier")
+            )
         if config.device.threads is None:
             choices["threads"] = (platform.default_num_threads(), "physical cores that this process may use")
         if platform.name == "cpu":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +20,11 @@ from headrace.serve.tools.reasoning import (
     ReasoningTags,
     tags_of_template,
 )
-from headrace.serve.tools.registry import FORMATS, format_of_template
+from headrace.serve.tools.registry import DEFAULT_FORMAT, FORMATS, automatic_format, knows_tools
 from headrace.serve.tools.tool_format import ToolFormat
 from headrace.serve.tools.tool_parser import CallRules
 from headrace.serve.tools.tool_use import ToolUse, tool_use_of
 from headrace.tokenizer import Tokenizer
-
-_KNOWS_TOOLS = re.compile(r"\btools\b")
-_DEFAULT_FORMAT = "hermes"
 
 
 @dataclass(frozen=True)
@@ -101,8 +97,8 @@ def plan_chat(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig) 
     use = tool_use_of(request.tools, request.tool_choice, request.parallel_tool_calls)
     has_tools = use is not None and use.mode != "none"
     source = request.chat_template or tokenizer.template_source(has_tools) or ""
-    is_native = _KNOWS_TOOLS.search(source) is not None
-    form = _format(config, source, is_native, has_tools)
+    is_native = knows_tools(source)
+    form = _format(config, source, has_tools)
     tags = _tags(config, source)
     marks = set(form.markers if has_tools else ()) | set(tags[:2] if tags else ())
     keeps = any(tokenizer.is_special_text(mark) for mark in marks)
@@ -115,18 +111,18 @@ def plan_chat(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig) 
     return ChatPlan(use, form, is_native, _takes_system(source), tags, keeps)
 
 
-def _format(config: ServerConfig, source: str, is_native: bool, has_tools: bool) -> ToolFormat:
+def _format(config: ServerConfig, source: str, has_tools: bool) -> ToolFormat:
     if config.tool_parser != "auto":
         return FORMATS[config.tool_parser]
-    found = format_of_template(source) if is_native else None
-    if found is None and is_native and has_tools:
+    found = automatic_format(source)
+    if found is None and has_tools:
         raise bad_request(
             "tools: the chat template has tools, but in which format the model writes calls is not known; start the "
             f"server with --tool-parser and one of {', '.join(FORMATS)}",
             "tools",
             code="unknown_tool_format",
         )
-    return found or FORMATS[_DEFAULT_FORMAT]
+    return found or FORMATS[DEFAULT_FORMAT]
 
 
 def _tags(config: ServerConfig, source: str) -> ReasoningTags | None:

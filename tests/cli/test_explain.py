@@ -4,6 +4,9 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
+from headrace.cli.automatic_choices import of_templates
 from headrace.config import option_owners
 from headrace.serve.settings import ServerConfig
 from tests.cli.conftest import CommandLine
@@ -35,6 +38,60 @@ def test_choices_left_to_the_engine_are_resolved(headrace: CommandLine) -> None:
     assert found["kernels"]["value"] in ("native", "reference")
     assert (found["max_graph_tokens"]["value"], found["attention_library"]["value"]) == (0, "off")
     assert found["max_prefill_chunk"]["value"] == 512 and int(str(found["threads"]["value"])) >= 1
+
+
+def test_nothing_is_left_at_auto(headrace: CommandLine) -> None:
+    found = rows(headrace, "smollm2", "--device", "cpu")
+    assert [name for name, row in found.items() if row["value"] == "auto"] == []
+
+
+def test_forms_of_weights_are_those_that_loading_takes(headrace: CommandLine) -> None:
+    settings = ("smollm2", "--device", "cpu")
+    found = rows(headrace, *settings)
+    if found["kernels"]["value"] == "native":
+        assert (found["quantization"]["value"], found["linear_inputs"]["value"]) == ("Q4_1, Q8_0", "int16")
+    found = rows(headrace, *settings, "--kernels", "reference")
+    assert (found["quantization"]["value"], found["linear_inputs"]["value"]) == ("dense", "float")
+    assert "decoded while loading" in str(found["quantization"]["why"])
+    found = rows(headrace, *settings, "--linear-inputs", "int8")
+    assert (found["linear_inputs"]["given"], found["linear_inputs"]["value"]) == ("int8", "int8")
+
+
+def test_a_second_rounding_is_warned_of(headrace: CommandLine) -> None:
+    found = rows(headrace, "smollm2", "--device", "cpu", "--quantization", "int4")
+    assert found["quantization"]["value"] == "int4"
+    assert "WARNING" in str(found["quantization"]["why"]) and "Q4_1" in str(found["quantization"]["why"])
+    assert "WARNING" not in str(rows(headrace, "--device", "cpu")["quantization"]["why"])
+
+
+def test_what_the_chat_template_decides(headrace: CommandLine) -> None:
+    found = rows(headrace, "smollm2", "--device", "cpu")
+    assert (found["tool_parser"]["value"], found["reasoning_parser"]["value"]) == ("hermes", "none")
+    found = rows(headrace, "--device", "cpu", "--skip-tokenizer-init")
+    assert found["tool_parser"]["value"] is None and "tokenizer" in str(found["tool_parser"]["why"])
+
+
+@pytest.mark.parametrize(
+    ("template", "tool_parser", "reasoning_parser"),
+    [
+        ("{{ messages }}", "hermes", "none"),
+        ("{{ tools }}<tool_call></tool_call><think></think>", "hermes", "think"),
+        ("{{ tools }}[TOOL_CALLS][THINK]", "mistral", "mistral"),
+        ("{{ tools }}", None, "none"),
+    ],
+)
+def test_templates(template: str, tool_parser: str | None, reasoning_parser: str) -> None:
+    found = of_templates(template, template)
+    assert (found["tool_parser"][0], found["reasoning_parser"][0]) == (tool_parser, reasoning_parser)
+
+
+def test_what_is_decided_per_step_or_not_at_all_says_so(headrace: CommandLine) -> None:
+    found = rows(headrace, "smollm2", "--device", "cpu", "--host-cache-bytes", "64MiB")
+    assert found["cascade"]["value"] == "per step" and "cost model" in str(found["cascade"]["why"])
+    assert found["tier_cache_dtype"]["value"] == found["kv_cache_dtype"]["value"]
+    found = rows(headrace, "smollm2", "--device", "cpu", "--cascade", "on")
+    assert found["cascade"]["value"] == "on"
+    assert found["tier_cache_dtype"]["value"] is None and found["all_reduce"]["value"] is None
 
 
 def test_what_the_engine_would_refuse_is_refused(headrace: CommandLine) -> None:

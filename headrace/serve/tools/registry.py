@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from headrace.serve.tools.deepseek import DeepSeekFormat
 from headrace.serve.tools.gemma import GemmaFormat
 from headrace.serve.tools.hermes import HermesFormat
@@ -21,6 +23,20 @@ _ALL: tuple[ToolFormat, ...] = (
     ToolCodeFormat(),
 )
 FORMATS: dict[str, ToolFormat] = {form.name: form for form in _ALL}
+DEFAULT_FORMAT = "hermes"
+"""Of models whose template knows no tools: they are put in words."""
+
+_KNOWS_TOOLS = re.compile(r"\btools\b")
+
+
+def knows_tools(source: str) -> bool:
+    """Whether a chat template does something with tools."""
+    return _KNOWS_TOOLS.search(source) is not None
+
+
+def automatic_format(source: str) -> ToolFormat | None:
+    """What ``--tool-parser auto`` comes to for a chat template; None: it has tools, but the format is not known."""
+    return format_of_template(source) if knows_tools(source) else FORMATS[DEFAULT_FORMAT]
 
 
 def format_of_template(source: str) -> ToolFormat | None:
