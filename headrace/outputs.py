@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(slots=True)
@@ -42,12 +41,41 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class RequestMetrics:
+    """A finished request's times, in seconds of the monotonic clock: only differences mean anything, and None is what
+    it never came to.
+
+    arrival_time: the user's side took the request.
+    first_scheduled_time: it left the queue.
+    first_token_time, last_token_time: the first and the last token of all answers were committed.
+    finished_time: the last answer ended.
+    num_preemptions: how often answers had to give up their KV memory, and were computed again.
+    token_times: for each answer, when each of its tokens was committed.
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+    token_times: list[list[float]] = field(default_factory=list)
+
+    @property
+    def time_in_queue(self) -> float | None:
+        """Seconds from arrival to the first step."""
+        start = self.first_scheduled_time
+        return None if start is None else start - self.arrival_time
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """Everything known about one prompt and its answers so far.
 
     prompt_logprobs: one entry per prompt token; None for the first and for those before ``logprobs_from``.
     num_cached_tokens: prompt tokens whose KV came from the prefix cache.
     timeline: (name, monotonic seconds, cause) of every transition, once finished.
+    metrics: its times, once finished.
     """
 
     request_id: str
@@ -58,4 +86,4 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
     timeline: list[tuple[str, float, str]] = field(default_factory=list)
-    metrics: dict[str, Any] | None = None
+    metrics: RequestMetrics | None = None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from headrace.cli.refusal import refusal
 from headrace.cli.workload import WorkloadRequest
 from headrace.errors import EngineDeadError, RequestError
-from headrace.outputs import CompletionOutput, RequestOutput
+from headrace.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from headrace.server_address import server_address
 
 _LINE_BYTES = 1 << 20
@@ -172,5 +172,5 @@ async def _one(
     if len(times) != request.output_len:
         raise RequestError(f"an answer has {len(times)} of {request.output_len} tokens")
     answer = CompletionOutput(0, "", [0] * len(times), finish_reason="length")
-    metrics = {"arrival_time": arrival, "token_times": [times]}
+    metrics = RequestMetrics(arrival, token_times=[times])
     return RequestOutput(str(body["seed"]), None, request.prompt_ids, [answer], True, metrics=metrics)

@@ -82,10 +82,11 @@ def _latencies_ms(outputs: list[RequestOutput]) -> tuple[list[float], list[float
     itl: list[float] = []
     num_decoded = 0
     for output in outputs:
-        metrics = output.metrics or {}
-        for times in metrics.get("token_times", []):
+        if output.metrics is None:
+            continue
+        for times in output.metrics.token_times:
             if times:
-                ttft.append(1e3 * (times[0] - metrics["arrival_time"]))
+                ttft.append(1e3 * (times[0] - output.metrics.arrival_time))
                 num_decoded += len(times) - 1
             itl += [1e3 * (after - before) for before, after in itertools.pairwise(times) if after > before]
     return ttft, itl, num_decoded

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from headrace.cli.workload import find_workloads, read_workloads
 from headrace.config import EngineConfig
 from headrace.engine.step_meter import StepMeter
 from headrace.errors import CheckpointError, ConfigError
-from headrace.outputs import CompletionOutput, RequestOutput
+from headrace.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from tests.cli.conftest import CommandLine
 
 WORKLOADS = {
@@ -169,7 +168,7 @@ def test_work_of_a_dense_step() -> None:
 
 def output(arrival: float, *token_times: list[float]) -> RequestOutput:
     answers = [CompletionOutput(i, "", [0] * len(times)) for i, times in enumerate(token_times)]
-    metrics: dict[str, Any] = {"arrival_time": arrival, "token_times": list(token_times)}
+    metrics = RequestMetrics(arrival, token_times=list(token_times))
     return RequestOutput("r", None, [1, 2, 3], answers, True, num_cached_tokens=2, metrics=metrics)
 
 

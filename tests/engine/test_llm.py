@@ -135,7 +135,7 @@ def test_stop_strings_free_the_engine(engine: Engine) -> None:
     assert [o.outputs[0].text for o in outputs] == ["bcde", "yzabcde", ""]
     assert [o.outputs[0].stop_reason for o in outputs] == ["fg", "fg", "no"]
     assert len(stopped) == 3 and engine.core.stats().num_computed_tokens < 40
-    assert all(o.metrics is not None and o.metrics["finished_time"] for o in outputs)
+    assert all(o.metrics is not None and o.metrics.finished_time for o in outputs)
 
 
 def test_one_of_n_stops_and_the_others_go_on(engine: Engine) -> None:

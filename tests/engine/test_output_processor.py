@@ -9,7 +9,7 @@ import pytest
 from headrace.core.output import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from headrace.core.timeline import Timeline
 from headrace.engine.output_processor import OutputProcessor, RequestOutputKind
-from headrace.outputs import RequestOutput
+from headrace.outputs import RequestMetrics, RequestOutput
 from headrace.sampling_params import SamplingParams
 from tests.engine.byte_tokenizer import EOS, byte_tokenizer
 
@@ -85,7 +85,7 @@ def test_news_with_a_stop_string_and_an_end_say_what_the_user_is_told(ending: di
     assert (output.outputs[0].text, output.outputs[0].finish_reason, stopped) == ("ab", "stop", [])
     assert (item.new_token_ids, item.finish_reason) == (ids("abcd"), "stop")
     assert item.timeline is not None and item.timeline.token_times == [3, 4, 5, 6]
-    assert output.metrics is not None and output.metrics["token_times"] == [[3, 4, 5, 6]]
+    assert output.metrics is not None and output.metrics.token_times == [[3, 4, 5, 6]]
 
 
 def test_an_end_that_comes_after_a_stop_string_is_told_as_the_user_was() -> None:
@@ -130,7 +130,7 @@ def test_stop_string_ends_the_answer_before_the_core_does() -> None:
     assert session.outputs[-1].metrics is None
     assert session.feed(ids(" three")) is None
     assert session.feed([], finish_reason="abort", timeline=timeline(3.0, 4.0, 5.0)) is None
-    assert session.outputs[-1].metrics is not None and session.outputs[-1].metrics["finished_time"] == 5.0
+    assert session.outputs[-1].metrics is not None and session.outputs[-1].metrics.finished_time == 5.0
     assert session.stopped == [("r", 0)] and session.processor.request_ids == []
 
 
@@ -205,7 +205,7 @@ def test_n_answers_come_together_at_the_end() -> None:
     output = session.feed(ids("xy"), 0, finish_reason="length", timeline=timeline(3.5, 4.0))
     assert output is not None and [a.text for a in output.outputs] == ["xy", "ab"]
     assert [a.finish_reason for a in output.outputs] == ["length", "stop"]
-    assert output.metrics is not None and output.metrics["token_times"] == [[3.5, 4.0], [3.0]]
+    assert output.metrics is not None and output.metrics.token_times == [[3.5, 4.0], [3.0]]
 
 
 def test_cumulative_with_n_shows_all_answers() -> None:
@@ -286,15 +286,16 @@ def test_the_receipt() -> None:
     session = Session(FINAL_ONLY)
     output = session.feed(ids("ab"), finish_reason="length", timeline=timeline(3.0, 4.5))
     assert output is not None and output.timeline[0] == ("QUEUED", 1.0, "")
-    assert output.metrics == {
-        "arrival_time": 0.5,
-        "first_scheduled_time": 2.0,
-        "first_token_time": 3.0,
-        "last_token_time": 4.5,
-        "finished_time": 4.5,
-        "num_preemptions": 0,
-        "token_times": [[3.0, 4.5]],
-    }
+    assert output.metrics == RequestMetrics(
+        arrival_time=0.5,
+        first_scheduled_time=2.0,
+        first_token_time=3.0,
+        last_token_time=4.5,
+        finished_time=4.5,
+        num_preemptions=0,
+        token_times=[[3.0, 4.5]],
+    )
+    assert output.metrics.time_in_queue == 1.5
 
 
 def test_end_from_this_side() -> None:

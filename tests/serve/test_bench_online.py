@@ -31,8 +31,8 @@ def test_every_token_has_its_time(server: LaunchedServer, rate: float | None) ->
     assert 0 < figures["ttft_ms"]["p50"] <= 1e3 * wall_s
     for output in outputs:
         assert output.metrics is not None
-        (times,) = output.metrics["token_times"]
-        assert times == sorted(times) and times[0] > output.metrics["arrival_time"]
+        (times,) = output.metrics.token_times
+        assert times == sorted(times) and times[0] > output.metrics.arrival_time
 
 
 def test_the_command(server: LaunchedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_servers_that_count_tokens_at_the_end_alone() -> None:
         for salt in ("first", "first", "second", "third", "fourth"):
             ((output,), _) = asyncio.run(run_online(Server(base), requests, 0.0, salt))
             assert output.metrics is not None
-            (times,) = output.metrics["token_times"]
+            (times,) = output.metrics.token_times
             assert len(times) == 4 and times == sorted(times)
     assert prompts[0] == prompts[1] and all(prompt[1:] == [6, 7, 8] for prompt in prompts)
     assert len({prompt[0] for prompt in prompts}) > 1, (
