@@ -22,8 +22,9 @@ class ContinuousBatching:
 
     Without a limit (infinite ``max_stall_ms``) a prompt gets all that the budget and its pace (``PromptPace``) leave.
     With no stream running a step may take ``idle_factor`` times as long, so that cancels and new requests are never far
-    from a step's end. Until the cost model has seen prompts, a step has ``unknown_chunk_tokens`` at most, times that
-    factor where no stream runs. While others wait, the first prompt of a step takes half of what fits: a short prompt
+    from a step's end. The first step with prompts has ``unknown_chunk_tokens`` at most, times that factor where no
+    stream runs, and the next ones what fits by the time of a token in the one before, until the cost model has seen
+    some of them. While others wait, the first prompt of a step takes half of what fits: a short prompt
     beside a long one starts within a few steps, and the long one always advances.
     """
 
@@ -53,10 +54,12 @@ class ContinuousBatching:
         is_first = features.num_requests == decodes
         scale = 1 if decodes else self.idle_factor
         allowed = wanted
+        limit_ms = self._max_stall_ms * scale
         if not self._cost_model.knows_prompts:  # all prompts of the step together
-            allowed = max(0, min(wanted, self.unknown_chunk_tokens * scale - features.num_tokens))
+            token_ms = self._cost_model.prompt_token_ms
+            fitting = int(limit_ms / token_ms) if token_ms else self.unknown_chunk_tokens * scale
+            allowed = max(0, min(wanted, fitting - features.num_tokens))
         if self._cost_model.is_fitted:
-            limit_ms = self._max_stall_ms * scale
             allowed = self._cost_model.max_chunk(features, start, allowed, limit_ms)
         if not is_first:
             return allowed

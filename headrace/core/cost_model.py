@@ -85,6 +85,8 @@ class CostModel:
     def __init__(self) -> None:
         self.num_observations = 0
         self._num_long_observations = 0
+        self.prompt_token_ms = 0.0
+        """Of a token, in the last step of a prompt; 0 before the first. All that is known until there are enough."""
         self._new: list[tuple[list[float], float]] = []
         self._gram = np.zeros((_NUM_TERMS, _NUM_TERMS))
         self._moment = np.zeros(_NUM_TERMS)
@@ -114,7 +116,9 @@ class CostModel:
         self._recent[_size_of(features)].append((features, elapsed_ms))
         self._new.append((_terms(features), elapsed_ms))
         self.num_observations += 1
-        self._num_long_observations += features.num_tokens > _HINGES[-1]
+        if features.num_tokens > _HINGES[-1]:
+            self._num_long_observations += 1
+            self.prompt_token_ms = elapsed_ms / features.num_tokens
         if self.num_observations <= 2 * _MIN_OBSERVATIONS or self.num_observations % _REFIT_EVERY == 0:
             self._fit()
             self._follow_again()
