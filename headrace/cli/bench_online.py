@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-from headrace.cli.refusal import refusal
+from headrace.cli.refusal import reason, refusal
 from headrace.cli.workload import WorkloadRequest
 from headrace.errors import EngineDeadError, RequestError
 from headrace.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -40,10 +40,13 @@ class Server:
     async def model(self, wanted: str | None = None) -> ServedModel:
         """The model of that name, or the first that it serves. Raises RequestError if it has none such."""
         text = b"".join([line async for line in self._lines("GET", "/v1/models", None)])
-        models = [
-            ServedModel(str(card["id"]), length if type(length := card.get("max_model_len")) is int else None)
-            for card in json.loads(text)["data"]
-        ]
+        try:
+            cards = [(str(card["id"]), card.get("max_model_len")) for card in json.loads(text)["data"]]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise RequestError(
+                f"{self._address}/v1/models lists no models: give an OpenAI server's address with --base-url"
+            ) from None
+        models = [ServedModel(name, length if type(length) is int else None) for name, length in cards]
         if not models:
             raise RequestError("the server serves no model")
         for model in models:
@@ -69,7 +72,7 @@ class Server:
                 continue
             event = json.loads(data)
             if event.get("error"):
-                raise RequestError(f"the server answered: {event['error']!r:.300}")
+                raise RequestError(f"the server ended an answer: {reason(data)}")
             usage = (event.get("usage") or {}).get("completion_tokens")
             has_text = any(choice.get("text") for choice in event.get("choices") or [])
             count = usage if usage is not None else count + has_text
@@ -92,7 +95,7 @@ class Server:
         try:
             writer.write(head.encode() + data)
             await writer.drain()
-            status = int((await reader.readline()).split()[1])
+            status = _status(await reader.readline(), self._address)
             is_chunked = False
             while header := (await reader.readline()).strip().lower():
                 is_chunked |= header.startswith(b"transfer-encoding:") and b"chunked" in header
@@ -102,6 +105,14 @@ class Server:
                 yield line
         finally:
             writer.close()
+
+
+def _status(line: bytes, address: str) -> int:
+    """The status of an answer's first line. Raises EngineDeadError for what is no HTTP."""
+    words = line.split(maxsplit=2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
+        raise EngineDeadError(f"{address} does not answer as an HTTP server does: {line[:60]!r}")
+    return int(words[1])
 
 
 async def _body(reader: asyncio.StreamReader, is_chunked: bool) -> bytes:

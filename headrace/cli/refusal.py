@@ -14,10 +14,10 @@ _NO_ENTRY = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 def refusal(url: str, status: int, body: bytes) -> str:
     """One sentence: who refused, with which status and reason, and the fix where the key is what is wrong."""
     hint = "; give the server's key with --api-key" if status in _NO_ENTRY else ""
-    return f"{url} answered {status}: {_reason(body)}{hint}"
+    return f"{url} answered {status}: {reason(body)}{hint}"
 
 
-def _reason(body: bytes) -> str:
+def reason(body: bytes) -> str:
     """The message of an error object, or the beginning of whatever else was answered."""
     text = body[:BODY_BYTES].decode(errors="replace")
     try:

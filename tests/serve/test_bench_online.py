@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,6 +106,41 @@ def test_servers_that_count_tokens_at_the_end_alone() -> None:
     assert len({prompt[0] for prompt in prompts}) > 1, (
         "an earlier run's prompt would be in such a server's cache"
     )
+
+
+def test_an_error_in_a_stream_is_told_by_its_message() -> None:
+    with other_server([{"error": {"message": "out of room", "type": "x"}}], []) as base:
+        with pytest.raises(RequestError, match="out of room") as caught:
+            asyncio.run(Server(base).complete({"prompt": [5]}))
+        assert "{" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n<html>", "lists no models"),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"data": [1]}', "lists no models"),
+        (b"SSH-2.0-x\r\n", "does not answer as an HTTP server"),
+        (b"", "does not answer as an HTTP server"),
+    ],
+)
+def test_what_is_no_openai_server_is_told(
+    answer: bytes, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serve_one() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve_one)
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert run(["bench", "single", "--url", address]) == 2
+        thread.join()
+    told = capsys.readouterr().err
+    assert words in told and told.count("\n") == 1
 
 
 @contextmanager
