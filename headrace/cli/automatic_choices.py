@@ -20,9 +20,10 @@ def weight_choices(
     config: EngineConfig, source: ModelSource, architecture: ModelArchitecture, platform: Platform
 ) -> Choices:
     """Of ``quantization`` and ``linear_inputs``. Reads headers; raises CheckpointError and ConfigError."""
-    from headrace.quant.overview import kept_forms, matrix_names, second_rounding, spell_forms
+    from headrace.loader.tensor_names import matrix_modules
+    from headrace.quant.overview import kept_forms, second_rounding, spell_forms
 
-    home, names = _weight_home(config, source, architecture, platform), matrix_names(architecture)
+    home, names = _weight_home(config, source, architecture, platform), matrix_modules(architecture)
     forms, warning = kept_forms(home, names), second_rounding(home, names)
     choices: Choices = {}
     if config.model.quantization == "auto":

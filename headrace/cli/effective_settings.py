@@ -184,6 +184,8 @@ class _Choices:
         cache, scheduler = config.cache, self.resolved
         dtype = self.platform.resolve_dtype(config.model.dtype, arch.torch_dtype)
         stored = stored_kv_type(cache.kv_cache_dtype, dtype, arch.head_dim)
+        if config.sharing.host_cache_bytes:
+            stored_kv_type(config.sharing.tier_cache_dtype, dtype, arch.head_dim, "tier_cache_dtype")
         parallel = config.parallel
         num_kv_heads = max(1, arch.num_kv_heads // parallel.tensor_parallel_size)
         layers = PipelineStage(0, parallel.pipeline_parallel_size).layers(arch.num_layers)

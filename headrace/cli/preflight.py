@@ -7,6 +7,7 @@ from headrace.checkpoint.load import resolve_max_model_len
 from headrace.checkpoint.source import is_hub_id
 from headrace.config import EngineConfig
 from headrace.config_checks import check_tier_layers
+from headrace.loader.tensor_names import matrix_modules
 from headrace.parallel.sizes import check_sizes
 from headrace.quant.precision import Precision
 
@@ -27,7 +28,10 @@ def check_start(config: EngineConfig) -> None:
 def check_model(config: EngineConfig, architecture: ModelArchitecture, name: str) -> None:
     """All that settings and a model's description tell of a start that must fail. Raises ConfigError."""
     model = config.model
-    Precision.parse(model.quantization, model.quantization_overrides)
+    precision = Precision.parse(model.quantization, model.quantization_overrides)
+    for module in matrix_modules(architecture):
+        precision.form_of(module)
+    precision.check_overrides()
     check_sizes(architecture, config.parallel, name)
     resolve_max_model_len(model.max_model_len, architecture, model.model)
     check_tier_layers(config.sharing, architecture.layer_windows)

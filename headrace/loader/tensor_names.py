@@ -59,6 +59,16 @@ def expected_tensors(arch: ModelArchitecture) -> dict[str, Shape]:
     return shapes
 
 
+def matrix_modules(arch: ModelArchitecture) -> list[str]:
+    """Modules that hold a matrix, as settings name them: "model.layers.0.mlp.down_proj"."""
+    ending = ".weight"
+    return [
+        name.removesuffix(ending)
+        for name, shape in expected_tensors(arch).items()
+        if len(shape) == 2 and name.endswith(ending)
+    ]
+
+
 def dense_bytes(arch: ModelArchitecture, itemsize: int) -> int:
     """Of all weights, at ``itemsize`` bytes a number."""
     return itemsize * sum(math.prod(shape) for shape in expected_tensors(arch).values())

@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from headrace.checkpoint import ModelArchitecture
-from headrace.loader.tensor_names import expected_tensors
 from headrace.quant.base import WeightHome
 from headrace.quant.precision import Rounding
 from headrace.quant.select import select_method, stored_form
-
-_ENDING = ".weight"
-
-
-def matrix_names(arch: ModelArchitecture) -> list[str]:
-    """Modules that hold a matrix, as ``select_method`` calls them."""
-    return [
-        name.removesuffix(_ENDING)
-        for name, shape in expected_tensors(arch).items()
-        if len(shape) == 2 and name.endswith(_ENDING)
-    ]
 
 
 def kept_forms(home: WeightHome, names: Iterable[str]) -> Counter[str]:

@@ -16,10 +16,11 @@ from headrace.kernels.arena import Arena
 from headrace.kernels.registry import Ops
 from headrace.layers.context import LayerContext
 from headrace.loader.base import WeightSource, open_weights
+from headrace.loader.tensor_names import matrix_modules
 from headrace.models.causal_lm import CausalLM
 from headrace.models.registry import build_model
 from headrace.parallel.world import World
-from headrace.quant.overview import matrix_names, second_rounding
+from headrace.quant.overview import second_rounding
 from headrace.quant.precision import Precision
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def forms_of(weights: WeightSource) -> StoredForms:
 def _warn_of_second_rounding(context: LayerContext, files: ModelFiles) -> None:
     # A precision of its own: the model's remembers which modules it was asked for.
     home = replace(context, precision=files.precision).weight_home
-    warning = second_rounding(home, matrix_names(files.arch))
+    warning = second_rounding(home, matrix_modules(files.arch))
     if warning is not None:
         logger.warning("%s", warning)
 

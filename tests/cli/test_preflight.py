@@ -38,6 +38,7 @@ def gemma3(tmp_path: Path) -> str:
         (("--host-cache-bytes", "1MiB"), "host_cache_bytes: cache tiers hold models whose layers all keep"),
         (("--quantization", "int5"), "quantization 'int5' is not known"),
         (("--quantization-overrides", "lm_head"), "write pattern=form"),
+        (("--quantization-overrides", "model.layers.9.*=int8"), "which no module of the model matches"),
         (("--tensor-parallel-size", "3"), "tensor_parallel_size 3 does not suit"),
         (("--max-model-len", "1000"), "512"),
     ],
@@ -53,3 +54,22 @@ def test_what_settings_and_description_tell(
 ) -> None:
     assert words in headrace.fails(command, gemma3, "--device", "cpu", *options)
     assert not started, "no port was opened"
+
+
+def test_explain_refuses_forms_of_tiers_that_do_not_suit_the_heads(
+    headrace: CommandLine, tmp_path: Path
+) -> None:
+    odd = GEMMA3 | {"model_type": "llama", "head_dim": 12}
+    (tmp_path / "config.json").write_text(json.dumps(odd))
+    settings = (
+        "--load-format",
+        "dummy",
+        "--device",
+        "cpu",
+        "--skip-tokenizer-init",
+        "--host-cache-bytes",
+        "1MiB",
+    )
+    assert headrace("explain", str(tmp_path), *settings) == 0, headrace.err
+    message = headrace.fails("explain", str(tmp_path), *settings, "--tier-cache-dtype", "int4")
+    assert "tier_cache_dtype 'int4' needs a head size" in message
