@@ -82,7 +82,7 @@ class Scheduler:
                 f"{limit} requests are waiting already, the limit max_waiting_requests; try again later",
                 code="queue_full",
             )
-        most = self.kv.max_tokens_of_one_request(self._max_uncommitted_tokens)
+        most = self.max_request_tokens
         if request.num_prompt_tokens + 1 > most:
             raise CapacityError(
                 f"a prompt of {request.num_prompt_tokens} tokens can never fit: the KV cache holds {most} tokens "
@@ -92,6 +92,11 @@ class Scheduler:
             )
         request.max_total_tokens = min(request.max_total_tokens, most)
         self.lifecycle.add(request, is_ready)
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and answer of the longest request that the KV cache holds, as ``longest_request`` has it."""
+        return self.kv.max_tokens_of_one_request(self._max_uncommitted_tokens)
 
     # ---- one step -------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -50,6 +51,7 @@ class EngineStats(msgspec.Struct):
     num_stored_blocks: int = 0
     num_failed_blocks: int = 0
     num_weight_updates: int = 0
+    max_request_tokens: int = sys.maxsize
     rank_memory_bytes: list[int] = []
     startup_s: dict[str, float] = {}
 
@@ -325,6 +327,7 @@ class EngineCore:
             num_running=len(lifecycle.running),
             num_waiting=lifecycle.num_waiting,
             num_kv_blocks=kv.num_blocks,
+            max_request_tokens=scheduler.max_request_tokens,
             num_held_blocks=kv.num_blocks - kv.num_usable_blocks - kv.num_fenced_blocks,
             num_cached_blocks=kv.num_evictable_blocks,
             num_fenced_blocks=kv.num_fenced_blocks,

@@ -51,6 +51,12 @@ class ServerContext:
         name = self.llm.config.model.served_model_name
         return name if name is not None else (await self.llm.front_end()).source.name
 
+    async def max_model_len(self) -> int:
+        """Prompt plus answer, in tokens: the model's limit and, once the engine is loaded, what its memory holds."""
+        most: int = (await self.llm.front_end()).max_model_len
+        held: int = self.llm.metrics.core_stats.get("max_request_tokens", most)
+        return min(most, held)
+
     async def check_model(self, wanted: str | None) -> str:
         """The model's name, if ``wanted`` is it or left out. Raises RequestError (404)."""
         name = await self.model_name()

@@ -39,7 +39,7 @@ async def _card(context: ServerContext) -> dict[str, Any]:
         "owned_by": "headrace",
         "root": context.llm.config.model.model,
         "parent": None,
-        "max_model_len": (await context.llm.front_end()).max_model_len,
+        "max_model_len": await context.max_model_len(),
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(context.start_time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -26,7 +26,8 @@ async def tokenize(context: ServerContext, request: Request, body: bytes) -> Res
     if (wanted.prompt is None) == (wanted.messages is None):
         raise bad_request("give either prompt or messages", "prompt", code="missing_field")
     front_end = await context.llm.front_end()
-    return json_response(await asyncio.to_thread(_tokenized, wanted, front_end, context.config))
+    answer = await asyncio.to_thread(_tokenized, wanted, front_end, context.config)
+    return json_response({**answer, "max_model_len": await context.max_model_len()})
 
 
 def _tokenized(wanted: TokenizeRequest, front_end: FrontEnd, config: ServerConfig) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def _tokenized(wanted: TokenizeRequest, front_end: FrontEnd, config: ServerConfi
         plan = plan_chat(request, tokenizer, config)
         ids = chat_prompt(wanted, front_end, plan).token_ids or []
     texts = [tokenizer.token_text(token) for token in ids] if wanted.return_token_strs else None
-    return {"count": len(ids), "max_model_len": front_end.max_model_len, "tokens": ids, "token_strs": texts}
+    return {"count": len(ids), "tokens": ids, "token_strs": texts}
 
 
 async def detokenize(context: ServerContext, request: Request, body: bytes) -> Response:

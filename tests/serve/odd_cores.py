@@ -103,13 +103,16 @@ def parrot(config: EngineConfig, progress: object = None) -> Parrot:
     return Parrot(config)
 
 
-def masked(config: EngineConfig, progress: object = None, **options: Any) -> EngineCore:
+def masked(
+    config: EngineConfig, progress: object = None, num_blocks: int = 4000, **options: Any
+) -> EngineCore:
     """A real engine core with real grammars over a made-up model: an answer is some text that its constraint allows.
 
     Args:
+        num_blocks: of 16 tokens each.
         options: of the FakeExecutor.
     """
     executor = FakeExecutor(
-        [KVCacheSpec("full", (0,), 64)], 4000, 16, vocab_size=49152, verify=False, **options
+        [KVCacheSpec("full", (0,), 64)], num_blocks, 16, vocab_size=49152, verify=False, **options
     )
     return assemble(config, executor)

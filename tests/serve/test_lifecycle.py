@@ -44,6 +44,17 @@ def test_port_answers_while_the_engine_loads_and_requests_wait(launch: Launch) -
     assert server.metric("engine_up") == 1
 
 
+def test_the_longest_request_is_what_memory_holds(launch: Launch) -> None:
+    server = launch(factory="tests.serve.odd_cores:masked", core={"num_blocks": 128}).wait_ready()
+    (card,) = server.http.get("/v1/models").json()["data"]
+    assert card["max_model_len"] == 2048 == server.http.get("/v1/models/smollm2").json()["max_model_len"]
+    tokens = server.http.post("/tokenize", json={"prompt": "Hi"}).json()
+    assert tokens["max_model_len"] == 2048 and tokens["count"] == 1
+    refused = server.complete([1] * 2048, max_tokens=1)
+    assert refused.status_code == 400 and "holds 2048 tokens" in refused.text
+    assert server.complete([1] * 2047, max_tokens=1).status_code == 200
+
+
 def test_waiting_for_the_engine_has_a_limit(launch: Launch) -> None:
     server = launch(factory=SLOW_LOAD, core={"load_s": 20.0}, server={"load_wait_s": 0.3})
     server.wait_health(503)
