@@ -81,11 +81,7 @@ def bench(
 
         result = {"base_url": base_url, "workloads": run_all(over_http, workloads, repeat, temperature)}
     else:
-        for flag, value in (("--request-rate", request_rate), ("--api-key", api_key)):
-            if value is not None:
-                raise ConfigError(
-                    f"{flag} needs --base-url: without a server there is nothing that it is for"
-                )
+        _refuse_server_options(request_rate, api_key)
         workloads = find_workloads(workload, only, settings.config)
         WorkloadLimits.of(settings.config).check(workloads)
         result = run_offline(settings, workloads, repeat, temperature)
@@ -106,6 +102,13 @@ def _refuse_engine_options(settings: EngineSettings) -> None:
         raise ConfigError(
             f"{given[0]} sets up an engine, and with --base-url there is none here: give it to the server instead"
         )
+
+
+def _refuse_server_options(request_rate: float | None, api_key: str | None) -> None:
+    """Raises ConfigError for what only a server needs."""
+    for flag, value in (("--request-rate", request_rate), ("--api-key", api_key)):
+        if value is not None:
+            raise ConfigError(f"{flag} needs --base-url: without a server there is nothing that it is for")
 
 
 def run_offline(

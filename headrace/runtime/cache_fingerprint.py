@@ -23,8 +23,18 @@ What changes the numbers of K and V counts; the test of this module wants every 
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from headrace.checkpoint.file_stamp import FileStamp
 from headrace.config import ModelConfig
+from headrace.errors import CheckpointError
+from headrace.kv_transfer.fingerprint import fingerprint
 from headrace.quant.precision import Precision
+
+logger = logging.getLogger(__name__)
 
 
 def weight_settings(model: ModelConfig) -> tuple[object, ...]:
@@ -37,3 +47,16 @@ def weight_settings(model: ModelConfig) -> tuple[object, ...]:
         tuple(precision.overrides),
         model.linear_inputs,
     )
+
+
+def loaded_fingerprint(model: Path, stamps: Mapping[str, FileStamp], parts: tuple[object, ...]) -> bytes:
+    """16 bytes of the model's files and of ``parts``. Random ones, which no other engine has, when the files are not
+    those any more that were loaded, which had these stamps by path."""
+    try:
+        found = fingerprint(model, parts)
+        for file, stamp in stamps.items():
+            stamp.check(file)
+    except (OSError, CheckpointError) as error:
+        logger.warning("cached blocks on disk serve this engine alone: %s", error)
+        return os.urandom(16)
+    return found

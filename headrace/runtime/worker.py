@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,11 +14,9 @@ from headrace.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConf
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.core.output import SchedulerOutput
 from headrace.core.token_mask import TokenMask
-from headrace.errors import CheckpointError
 from headrace.kernels.quantized_cache import KV_FORMATS, is_coded
 from headrace.kernels.registry import Ops, kernel_kinds, load_kernels
 from headrace.kv_transfer.compression import BlockCompression
-from headrace.kv_transfer.fingerprint import fingerprint
 from headrace.kv_transfer.host_memory import HostMemory
 from headrace.loader.tensor_names import dense_bytes
 from headrace.models.causal_lm import CausalLM
@@ -28,7 +25,7 @@ from headrace.parallel.fused_reduce import make_fused_reduce
 from headrace.parallel.world import World
 from headrace.platforms.base import current_platform
 from headrace.runtime.attention_library import AttentionPlanners, make_attention_library
-from headrace.runtime.cache_fingerprint import weight_settings
+from headrace.runtime.cache_fingerprint import loaded_fingerprint, weight_settings
 from headrace.runtime.cuda_graph import BUCKETS
 from headrace.runtime.early_stage_runner import EarlyStageRunner
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for, stored_kv_type
@@ -205,20 +202,13 @@ class Worker:
         return BlockCompression(dtype, self._runner.kv_cache.layout, self.kv_dtype)
 
     def cache_fingerprint(self, dtype: str = "auto") -> bytes:
-        """16 bytes of all that the bytes of a KV block depend on in tiers of ``tier_cache_dtype``. Random ones, which
-        no other engine has, when the model's files are not those any more that were loaded."""
+        """16 bytes of all that the bytes of a KV block depend on in tiers of ``tier_cache_dtype``; random ones when the
+        model's files have changed since they were loaded."""
         layout = (self._specs, self._num_kv_heads, self._arch.head_dim, self._cache.block_size)
         types = (self.dtype, self.kv_dtype, self._device.type, kernel_kinds(self._device, self._kernels))
         form = None if (compression := self._compression(dtype)) is None else KV_FORMATS[compression.name]
-        weights = weight_settings(self._files.config)
-        try:
-            found = fingerprint(self._files.source.path, (self._files.arch, layout, types, weights, form))
-            for file, stamp in self._stamps.items():
-                stamp.check(file)
-        except (OSError, CheckpointError) as error:
-            logger.warning("cached blocks on disk serve this engine alone: %s", error)
-            return os.urandom(16)
-        return found
+        parts = (self._files.arch, layout, types, weight_settings(self._files.config), form)
+        return loaded_fingerprint(self._files.source.path, self._stamps, parts)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run a step's forward."""
