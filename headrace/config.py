@@ -23,6 +23,7 @@ from headrace.names import counterpart, unknown_name
 DEFAULT_SEATS = 256
 DEFAULT_STEP_TOKENS = 2048
 DEFAULT_STALL_MS = 250.0
+DEFAULT_CASCADE_REQUESTS = 8
 """Of ``SchedulerConfig``, where neither the user nor the device says more (``engine.device_defaults``)."""
 
 
@@ -152,7 +153,9 @@ class SharingConfig:
         "read a shared beginning once a step for all its requests; auto where it is worth it, on everywhere",
     )
     cascade_min_tokens: int = knob(256, "auto: shared tokens below which cascade gains nothing")
-    cascade_min_requests: int = knob(8, "auto: requests below which cascade gains nothing")
+    cascade_min_requests: int | None = knob(
+        None, "auto: requests below which cascade gains nothing; by default 2 on a GPU, 8 on a CPU"
+    )
     cascade_min_share: float = knob(
         0.1, "auto: least share of the requests' contexts that they have in common"
     )
@@ -170,6 +173,11 @@ class SharingConfig:
         "auto",
         "form of blocks in host memory and files: auto is that of the device's, the others are smaller and lossy",
     )
+
+    @property
+    def min_requests(self) -> int:
+        """``cascade_min_requests`` as a number; the higher of the devices' where it was left open."""
+        return self.cascade_min_requests or DEFAULT_CASCADE_REQUESTS
 
 
 @dataclass(frozen=True)

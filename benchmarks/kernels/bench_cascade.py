@@ -34,7 +34,7 @@ from headrace.config import SharingConfig
 from headrace.core.cascade import CascadePlanner
 from headrace.core.cost_model import CostModel
 from headrace.core.kv_cache_spec import KVCacheSpec
-from headrace.engine.device_defaults import cascade_floor
+from headrace.engine.device_defaults import GPU_CASCADE_REQUESTS, cascade_floor
 
 BLOCK = 16
 TARGETS = [
@@ -240,8 +240,10 @@ def run_levels(setup: Setup) -> list[dict[str, Any]]:
 def decides(setup: Setup, batch: int, shared: int, own: int) -> bool:
     """Whether ``cascade: auto`` reads a beginning of ``shared`` tokens together in a step of decodes."""
     specs = [KVCacheSpec("full", (0,), BLOCK * setup.token_bytes)]
-    floor = cascade_floor("cuda" if setup.device.type == "cuda" else "cpu", specs, BLOCK)
-    planner = CascadePlanner(SharingConfig(), BLOCK, CostModel(), floor)
+    is_gpu = setup.device.type == "cuda"
+    floor = cascade_floor("cuda" if is_gpu else "cpu", specs, BLOCK)
+    sharing = SharingConfig(cascade_min_requests=GPU_CASCADE_REQUESTS if is_gpu else None)
+    planner = CascadePlanner(sharing, BLOCK, CostModel(), floor)
     return planner._is_worthwhile(list(range(batch)), 0, shared // BLOCK, [shared + own - 1] * batch)
 
 

@@ -61,7 +61,7 @@ def timed(run: Callable[[Program, Any], Any], log: Timed) -> Callable[[Program, 
 def is_taken(shared: int, requests: int, own: int) -> bool:
     """What "auto" decides before it has a cost model."""
     limits = SharingConfig()
-    if shared < limits.cascade_min_tokens or requests < limits.cascade_min_requests:
+    if shared < limits.cascade_min_tokens or requests < limits.min_requests:
         return False
     return CPU_FLOOR.is_reached(shared, requests, own * requests)
 

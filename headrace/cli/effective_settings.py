@@ -99,6 +99,9 @@ class _Choices:
 
     def _of_sharing(self) -> dict[str, tuple[Any, str]]:
         choices: dict[str, tuple[Any, str]] = {}
+        if self.config.sharing.cascade_min_requests is None:
+            fewest = with_device_defaults(self.config).sharing.cascade_min_requests
+            choices["cascade_min_requests"] = (fewest, self.platform.describe())
         if self.config.sharing.cascade == "auto":
             choices["cascade"] = (
                 "per step",

@@ -66,7 +66,7 @@ class CascadePlanner:
         self._cost_model = cost_model
         is_auto = config.cascade == "auto"
         self._min_blocks = max(1, config.cascade_min_tokens // block_size) if is_auto else 1
-        self._min_requests = config.cascade_min_requests if is_auto else 2
+        self._min_requests = config.min_requests if is_auto else 2
         self._floor = floor
         limit = config.max_prefix_length
         self._max_blocks = None if limit is None else limit // block_size

@@ -7,7 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from headrace.config import DEFAULT_SEATS, DEFAULT_STALL_MS, DEFAULT_STEP_TOKENS, EngineConfig
+from headrace.config import (
+    DEFAULT_CASCADE_REQUESTS,
+    DEFAULT_SEATS,
+    DEFAULT_STALL_MS,
+    DEFAULT_STEP_TOKENS,
+    EngineConfig,
+)
 from headrace.core.cascade_floor import CascadeFloor
 from headrace.core.kv_cache_spec import KVCacheSpec
 
@@ -19,9 +25,11 @@ LARGE_GPU_STEP_TOKENS = 8192
 CPU_STALL_MS = 200.0
 """A prompt's step is long there beside one of decodes, and a burst's streams wait for those of its other prompts."""
 
-GPU_FLOOR = CascadeFloor(tokens=24_000, tokens_per_request=200, tokens_per_own_token=0.6)
+GPU_FLOOR = CascadeFloor(tokens=10_000, tokens_per_request=128, tokens_per_own_token=0.3)
 """Of cascade, fitted to a grid of 200 points on one H200 (``benchmarks/kernels/bench_cascade.py --grid``; 32 query and
-8 KV heads of 128 in bf16): what it lets pass was at least 1.03x as fast as each request reading for itself."""
+8 KV heads of 128 in bf16): what it lets pass was at least 1.02x as fast as each request reading for itself."""
+GPU_CASCADE_REQUESTS = 2
+"""So few win there once the span is long: 4 of 4,096 tokens and more 1.3 to 2.1 times, 2 of 32,768 1.5 times."""
 CPU_FLOOR = CascadeFloor(tokens=1024, tokens_per_request=100)
 """Nothing is launched there: of twelve mixes of shared and own tokens and requests, those that reach it decoded 1.03 to
 1.24 times as fast on two cores, in bf16 and with 4-bit weights (``benchmarks/prefix/bench_cascade_cpu.py``)."""
@@ -31,7 +39,8 @@ GPU_FLOOR_TOKEN_BYTES = 4096
 
 
 def with_device_defaults(config: EngineConfig, *, is_offline: bool = False) -> EngineConfig:
-    """The same configuration with steps, seats and the longest stall filled in. What the user set stays.
+    """The same configuration with steps, seats, the longest stall and cascade's least group filled in. What the
+    user set stays.
 
     Only a GPU overlaps steps: on a CPU that would take the cores of the step itself. A pipeline has a step for each
     stage, and as many again on their way, so that no stage waits for the host.
@@ -56,7 +65,11 @@ def with_device_defaults(config: EngineConfig, *, is_offline: bool = False) -> E
         max_steps_outstanding=scheduler.max_steps_outstanding or steps,
         stream_interval=scheduler.stream_interval or (1 if is_gpu else None),
     )
-    return dataclasses.replace(config, scheduler=scheduler)
+    fewest = GPU_CASCADE_REQUESTS if is_gpu else DEFAULT_CASCADE_REQUESTS
+    sharing = dataclasses.replace(
+        config.sharing, cascade_min_requests=config.sharing.cascade_min_requests or fewest
+    )
+    return dataclasses.replace(config, scheduler=scheduler, sharing=sharing)
 
 
 def cascade_floor(
@@ -64,7 +77,7 @@ def cascade_floor(
 ) -> CascadeFloor:
     """What a shared span must spare on this device, before the cost model has seen anything.
 
-    On a GPU the fixed part is a time, about 23 us, in which it would read the more tokens the fewer bytes a token has
+    On a GPU the fixed part is a time, about 10 us, in which it would read the more tokens the fewer bytes a token has
     (fewer KV heads, a part of them on each rank, quantized KV). The others are taken as shares of reading: what is done
     for a request's rows shrinks with a rank's heads as its KV does. A CPU has a floor of its own.
 

@@ -21,6 +21,7 @@ from headrace.kernels.triton.rank_exchange import RankExchange
 from headrace.kernels.triton.warmup import WarmupReport, decode_calls, first_token_calls, warm_up
 from headrace.platforms.cuda import use_gpu
 from headrace.quant.precision import Precision, Rounding
+from headrace.runtime.short_turns import short_turns
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class KernelWarmup:
 
     def _run(self) -> None:
         try:
-            with held_back():
+            with short_turns(), held_back():
                 self._compile()
         except Exception:
             logger.warning("warming up kernels failed; steps will compile theirs", exc_info=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config import EngineConfig, SchedulerConfig
+from headrace.config import EngineConfig, SchedulerConfig, SharingConfig
 from headrace.core.cascade_floor import CascadeFloor
 from headrace.core.kv_cache_spec import KVCacheSpec
 from headrace.engine.device_defaults import CPU_FLOOR, cascade_floor, with_device_defaults
@@ -75,9 +75,19 @@ def test_what_was_set_stays_and_the_rest_fits_it(gpu_of: Any) -> None:
     assert resolved(max_num_seqs=10_000)[:2] == (10_000, 10_000)
 
 
+def test_the_least_group_of_cascade(gpu_of: Any) -> None:
+    def fewest(**options: Any) -> int | None:
+        return with_device_defaults(EngineConfig.from_options(**options)).sharing.cascade_min_requests
+
+    assert fewest(device="cpu") == 8 and fewest(device="cpu", cascade_min_requests=3) == 3
+    gpu_of(24)
+    assert fewest() == 2 and fewest(cascade_min_requests=5) == 5
+
+
 def test_sections_without_a_device_fit_themselves() -> None:
     plain = SchedulerConfig()
     assert (plain.max_seats, plain.max_step_tokens, plain.stall_limit_ms) == (256, 2048, 250.0)
+    assert SharingConfig().min_requests == 8
     assert SchedulerConfig(max_num_batched_tokens=64).max_seats == 64
     assert SchedulerConfig(max_num_seqs=4096).max_step_tokens == 4096
     assert (
@@ -88,7 +98,7 @@ def test_sections_without_a_device_fit_themselves() -> None:
         EngineConfig.from_options(max_num_batched_tokens=64, max_num_seqs=65)
 
 
-@pytest.mark.parametrize(("num_kv_heads", "tokens"), [(8, 24_000), (2, 96_000), (32, 6_000)])
+@pytest.mark.parametrize(("num_kv_heads", "tokens"), [(8, 10_000), (2, 40_000), (32, 2_500)])
 def test_a_gpu_needs_more_tokens_spared_where_they_are_small(
     gpu_of: Any, num_kv_heads: int, tokens: float
 ) -> None:
@@ -97,7 +107,7 @@ def test_a_gpu_needs_more_tokens_spared_where_they_are_small(
     for block_size, layer_ids in ((16, tuple(range(32))), (64, (0, 1, -1))):
         bytes_per_block = len(layer_ids) * block_size * num_kv_heads * 2 * 128 * 2
         specs = [KVCacheSpec("full", layer_ids, bytes_per_block)]
-        assert cascade_floor("auto", specs, block_size) == CascadeFloor(tokens, 200, 0.6)
+        assert cascade_floor("auto", specs, block_size) == CascadeFloor(tokens, 128, 0.3)
 
 
 def test_a_cpu_keeps_the_plain_floor_of_cascade() -> None:
