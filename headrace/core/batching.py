@@ -24,8 +24,9 @@ class ContinuousBatching:
     With no stream running a step may take ``idle_factor`` times as long, so that cancels and new requests are never far
     from a step's end. The first step with prompts has ``unknown_chunk_tokens`` at most, times that factor where no
     stream runs, and the next ones what fits by the time of a token in the one before, until the cost model has seen
-    some of them. While others wait, the first prompt of a step takes half of what fits: a short prompt
-    beside a long one starts within a few steps, and the long one always advances.
+    some of them. While a shorter prompt waits, the first one of a step takes half of what fits: the
+    short one starts within a few steps, and the long one always advances. Prompts of like lengths go one after the
+    other: side by side the first would end later, and the last no sooner.
     """
 
     min_chunk_tokens = 16
@@ -41,13 +42,13 @@ class ContinuousBatching:
         return [[Stage.DECODE, Stage.CHUNK, Stage.ADMIT]]
 
     def chunk_tokens(
-        self, decodes: int, features: StepFeatures, start: int, wanted: int, has_rivals: bool
+        self, decodes: int, features: StepFeatures, start: int, wanted: int, has_shorter: bool
     ) -> int:
         """How many prompt tokens from position ``start`` may join a step that holds ``features``, ``decodes`` of its
         requests being running streams. A prompt always advances by a few tokens.
 
         wanted: at most so many.
-        has_rivals: the prompt does not end with these, and other prompts want to join the step after it.
+        has_shorter: the prompt does not end with these, and a shorter one wants to join the step after it.
         """
         if math.isinf(self._max_stall_ms):
             return wanted
@@ -63,7 +64,7 @@ class ContinuousBatching:
             allowed = self._cost_model.max_chunk(features, start, allowed, limit_ms)
         if not is_first:
             return allowed
-        if has_rivals:
+        if has_shorter:
             allowed = (allowed + 1) // 2
         return max(allowed, min(wanted, self.min_chunk_tokens))
 
@@ -75,7 +76,7 @@ class PrefillFirst:
         return [[Stage.CHUNK, Stage.ADMIT], [Stage.DECODE]]
 
     def chunk_tokens(
-        self, decodes: int, features: StepFeatures, start: int, wanted: int, has_rivals: bool
+        self, decodes: int, features: StepFeatures, start: int, wanted: int, has_shorter: bool
     ) -> int:
         return wanted
 
@@ -87,7 +88,7 @@ class StaticBatching:
         return [[Stage.DECODE, Stage.CHUNK]] if num_running else [[Stage.ADMIT]]
 
     def chunk_tokens(
-        self, decodes: int, features: StepFeatures, start: int, wanted: int, has_rivals: bool
+        self, decodes: int, features: StepFeatures, start: int, wanted: int, has_shorter: bool
     ) -> int:
         return wanted
 

@@ -43,6 +43,11 @@ class Executor(Protocol):
     def sample_tokens(self, mask: TokenMask | None) -> Future[ModelRunnerOutput]:
         """Sample for the step last given to ``execute_model``; ``mask`` is of its constrained requests, or None."""
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether kernels of steps to come are still being compiled: a call may wait for its own, and the results of
+        the step before it with it."""
+
     def take_pages(self, lowest: int, highest: int) -> bool:
         """Have some of the memory early that the next blocks lie in; called between steps, when nothing is to be done.
         No block below ``lowest``, or above ``highest``, is free. False: there is no more to have."""

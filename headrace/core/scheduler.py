@@ -177,24 +177,30 @@ class Scheduler:
             wanted = self.pace.cut(request, start, wanted, step)
             if not wanted:
                 continue  # prompts have had their share; a stream may follow
-            num_rivals = len(unfinished) - index - 1 + len(self.lifecycle.waiting)
-            num_tokens = self._chunk(step, start, wanted, num_rivals)
+            num_tokens = self._chunk(step, start, wanted, unfinished[index + 1 :])
             if num_tokens <= 0:
                 return
             if self._make_room(request, start + num_tokens, step):
                 step.add(request, num_tokens)
 
-    def _chunk(self, step: Step, start: int, wanted: int, num_rivals: int) -> int:
-        """How many of a request's next ``wanted`` tokens may join the step, before ``num_rivals`` other prompts."""
+    def _chunk(self, step: Step, start: int, wanted: int, others: list[Request]) -> int:
+        """How many of a request's next ``wanted`` tokens may join the step, before ``others`` that run."""
         most = min(wanted, self.config.max_step_tokens - step.num_tokens)
         most = min(most, self.config.max_chunk_tokens)
         if most <= 0:
             return 0
         step.count_features()
         num_tokens = self.batching.chunk_tokens(step.num_decodes, step.features, start, most, False)
-        if num_tokens < wanted and num_rivals:
+        if num_tokens < wanted and self._has_shorter(wanted, others):
             num_tokens = self.batching.chunk_tokens(step.num_decodes, step.features, start, most, True)
         return num_tokens
+
+    def _has_shorter(self, num_tokens: int, others: list[Request]) -> bool:
+        """Whether one of the ``others``, or the one that starts next, has fewer than ``num_tokens`` to compute."""
+        if any(other.num_tokens - other.num_computed_tokens < num_tokens for other in others):
+            return True
+        first = self.lifecycle.waiting.peek()
+        return first is not None and first.num_tokens - self.kv.cached_tokens(first) < num_tokens
 
     # ---- admission ------------------------------------------------------------------------------------------
 
@@ -223,7 +229,7 @@ class Scheduler:
         start = match.num_tokens + extra
         wanted = request.num_tokens - start - _held_back(request)
         wanted = self.pace.cut(request, start, wanted, step)
-        num_tokens = self._chunk(step, start, wanted, len(self.lifecycle.waiting) - 1)
+        num_tokens = self._chunk(step, start, wanted, [])
         if num_tokens < min(wanted, 1) or not self._fits(request, self._held_by_others(match)):
             return False
         if not self.kv.admit(request, match, start + num_tokens, step.step_id):
@@ -241,7 +247,7 @@ class Scheduler:
         """Start a child from its leader's blocks; it computes the rest of the prompt."""
         rest = request.num_tokens - shared
         num_shared_blocks = shared // self.kv.block_size * len(self.kv.specs)
-        if self._chunk(step, shared, rest, 0) < rest or not self._fits(request, num_shared_blocks):
+        if self._chunk(step, shared, rest, []) < rest or not self._fits(request, num_shared_blocks):
             return False
         if not self.kv.fork(leader, request, shared, step.step_id):
             return False

@@ -202,7 +202,8 @@ class EngineCore:
         if self._constrained is not None:
             self._take(self._constrained.prepare())
         has_results = False
-        while len(self._in_flight) < self._max_outstanding and not has_results:
+        most = 1 if self.executor.is_compiling else self._max_outstanding
+        while len(self._in_flight) < most and not has_results:
             scheduler_output = self.scheduler.schedule()
             if scheduler_output is None:
                 break

@@ -39,6 +39,10 @@ class StepWorker(Protocol):
     def startup_s(self) -> dict[str, float]:
         """Seconds of each stage of its start."""
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether kernels are being compiled ahead."""
+
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """The model's KV groups."""
 
@@ -155,6 +159,11 @@ class InProcessExecutor:
         except EngineDeadError as error:
             self._failure = error
             raise
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a call may wait for a kernel; see ``Executor``."""
+        return self._worker.is_compiling
 
     def take_pages(self, lowest: int, highest: int) -> bool:
         """Have memory of the next blocks early; see ``Executor``."""

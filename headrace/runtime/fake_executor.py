@@ -138,6 +138,11 @@ class FakeExecutor:
         self.poll()
         return step.output_future
 
+    @property
+    def is_compiling(self) -> bool:
+        """There are no kernels."""
+        return False
+
     def take_pages(self, lowest: int, highest: int) -> bool:
         """There is no memory."""
         return False

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TURN_S = 5e-4
+TURN_S = 1e-4
 
 _lock = threading.Lock()
 _num_holders = 0

@@ -168,6 +168,11 @@ class Worker:
         """Seconds of each stage of the start, in order; kernels compile beside the first of them."""
         return self._stages.seconds
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether kernels are being compiled ahead."""
+        return self._warmup is not None and not self._warmup.is_done
+
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """The model's KV groups."""
         return self._specs

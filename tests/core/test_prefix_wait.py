@@ -25,7 +25,9 @@ def model_of(fixed_ms: float, ms_per_token: float) -> CostModel:
 
 
 def test_equal_beginnings_are_computed_once() -> None:
-    harness = CoreHarness(num_blocks=400, max_num_seqs=16, max_num_batched_tokens=64, lag=1)
+    harness = CoreHarness(
+        num_blocks=400, max_num_seqs=16, max_num_batched_tokens=64, max_prefill_chunk=32, lag=1
+    )
     for number in range(8):
         harness.add(f"r{number}", [*SHARED, number, 3], 4)
     harness.run()
@@ -92,6 +94,36 @@ def test_a_short_prompt_beside_a_long_one_starts_soon() -> None:
         harness.step()
     assert harness.answers[("short", 0)].token_ids
     assert not harness.answers[("long", 0)].token_ids
+    harness.run()
+    harness.check_answers()
+
+
+def test_prompts_of_like_lengths_go_one_after_the_other() -> None:
+    """Side by side the first would end later and the last no sooner."""
+    harness = CoreHarness(num_blocks=400, max_num_batched_tokens=32)
+    for number in range(3):
+        harness.add(f"r{number}", [(number + 11 * i) % 50 for i in range(300)], 2)
+    steps = dict.fromkeys(range(3), 0)
+    for step in range(1, 60):
+        harness.step()
+        for number in steps:
+            if not steps[number] and harness.answers[(f"r{number}", 0)].token_ids:
+                steps[number] = step
+    assert steps == {0: 10, 1: 19, 2: 29}
+    harness.check_answers()
+
+
+def test_a_long_prompt_that_is_cached_counts_as_a_short_one() -> None:
+    known, unknown = [(11 * i) % 50 for i in range(400)], [(13 * i + 7) % 50 for i in range(300)]
+    harness = CoreHarness(num_blocks=400, max_num_batched_tokens=32)
+    harness.add("first", known, 2)
+    harness.run()
+    harness.add("long", unknown, 2)
+    harness.step()
+    harness.add("cached", [*known, 1, 2], 2)
+    for _ in range(4):
+        harness.step()
+    assert harness.answers[("cached", 0)].token_ids and not harness.answers[("long", 0)].token_ids
     harness.run()
     harness.check_answers()
 

@@ -33,6 +33,22 @@ def test_keeps_several_steps_outstanding() -> None:
     assert most == 3  # four launched, the oldest taken in by the same call
 
 
+def test_no_step_is_launched_ahead_while_kernels_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launch may wait for a kernel, and the results of the step before it would wait with it."""
+    harness = CoreHarness(lag=3, max_steps_outstanding=4)
+    is_compiling = True
+    monkeypatch.setattr(type(harness.executor), "is_compiling", property(lambda executor: is_compiling))
+    harness.add("a", PROMPT, 30)
+    for _ in range(10):
+        harness.step()
+        assert harness.executor.num_steps_outstanding == 0
+    is_compiling = False
+    harness.step()
+    assert harness.executor.num_steps_outstanding == 3
+    harness.run()
+    harness.check_answers()
+
+
 def test_a_request_that_may_not_run_ahead_waits_for_its_result() -> None:
     harness = CoreHarness(lag=2, max_steps_outstanding=3)
     harness.add("careful", PROMPT, 12, bad_word_ids=[[90, 91]])

@@ -39,6 +39,7 @@ class RecordingWorker:
         self._step_id = 0
 
     loaded_memory_bytes = 11
+    is_compiling = True
 
     @property
     def startup_s(self) -> dict[str, float]:
@@ -77,7 +78,7 @@ def test_steps_run_in_order_on_one_thread(outstanding: int) -> None:
     worker = RecordingWorker()
     executor = InProcessExecutor(worker, outstanding)
     assert executor.num_kv_blocks() == 7 and executor.kv_cache_specs()[0].kind == "full"
-    assert executor.take_pages(2, 5) and not executor.take_pages(3, 5)
+    assert executor.take_pages(2, 5) and not executor.take_pages(3, 5) and executor.is_compiling
     futures = []
     for step_id in range(1, 6):
         executor.execute_model(SchedulerOutput(step_id))
