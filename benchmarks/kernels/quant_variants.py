@@ -47,13 +47,13 @@ WGMMA_SHAPES = {
     32: [(32, 64, 4, 4), (32, 128, 8, 2), (32, 128, 4, 2)],
     64: [(64, 128, 4, 2)],
 }
-# {rows of x: (block_t, block_n, whether halves are skewed)}
+# {rows of x: (block_t, block_n)}
 PAIR_SHAPES = {
-    64: [(64, 128, True), (64, 256, False)],
-    128: [(128, 128, True), (128, 128, False), (128, 256, False)],
-    256: [(128, 128, True), (128, 128, False), (256, 128, False)],
-    512: [(256, 128, False)],
-    1024: [(256, 128, False)],
+    64: [(64, 128), (64, 256)],
+    128: [(128, 128), (128, 256)],
+    256: [(128, 128), (256, 128)],
+    512: [(256, 128)],
+    1024: [(256, 128)],
 }
 VARIANT_BATCHES = sorted({1, *WGMMA_SHAPES, *PAIR_SHAPES})
 _PIECES_MIB = (64,)
@@ -70,11 +70,11 @@ def shapes_of(batch: int, matrix: WordMatrix) -> list[Shape]:
         shape = PackedWgmmaShape(block_t, block_n, stages, warps, splits)
         if shape not in shapes:
             shapes.append(shape)
-    for block_t, block_n, skew in PAIR_SHAPES.get(batch, ()):
+    for block_t, block_n in PAIR_SHAPES.get(batch, ()):
         tiles = -(-matrix.num_rows // block_n) * -(-batch // block_t)
         splits = wgmma_splits(tiles, matrix.codes.shape[1], 1)
         stages = wgmma_stages(block_t, block_n, *chunk_sizes(matrix), 1)
-        shapes.append(PackedPairShape(block_t, block_n, stages, skew, splits))
+        shapes.append(PackedPairShape(block_t, block_n, stages, splits))
     if batch >= 256:
         shapes += [DecodedShape(size << 20) for size in _PIECES_MIB]
     return shapes

@@ -164,20 +164,19 @@ def test_wgmma_rows(num_rows: int, block_n: int) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_pair_kinds(kind: Kind, dtype: torch.dtype) -> None:
     matrix = random_matrix(kind, 150, 768)
-    check(matrix, 130, dtype, dtype, has_bias=True, shape=PackedPairShape(128, 128, 2, True))
-    check(matrix, 130, dtype, torch.float32, has_bias=True, shape=PackedPairShape(128, 256, 3, False, 2))
+    check(matrix, 130, dtype, dtype, has_bias=True, shape=PackedPairShape(128, 128, 2))
+    check(matrix, 130, dtype, torch.float32, has_bias=True, shape=PackedPairShape(128, 256, 3, 2))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not triton_ops.has_wgmma(), reason="needs a GPU of Hopper's")
-@pytest.mark.parametrize("skew", [False, True])
 @pytest.mark.parametrize(("block_t", "block_n"), [(256, 128), (128, 256), (128, 128)])
 @pytest.mark.parametrize("num_rows", [65, 128, 200, 300])
-def test_pair_rows(num_rows: int, block_t: int, block_n: int, skew: bool) -> None:
+def test_pair_rows(num_rows: int, block_t: int, block_n: int) -> None:
     for kind, num_columns in ((Kind(4, 32), 1120), (Kind(8, 32), 864), (Kind(4, 32), 128)):
         for splits, num_outputs in ((1, 304), (1, 70), (3, 300)):
             for stages, out_dtype in ((2, HALF), (2, torch.float32), (3, torch.float32)):
-                shape = PackedPairShape(block_t, block_n, stages, skew, splits)
+                shape = PackedPairShape(block_t, block_n, stages, splits)
                 check(random_matrix(kind, num_outputs, num_columns), num_rows, HALF, out_dtype, True, shape)
 
 
@@ -208,14 +207,14 @@ def test_splits_on_hopper_stay_within_one_wave() -> None:
 @pytest.mark.parametrize(
     ("num_rows", "name", "tile"),
     [
-        (128, "qkv", (128, 128, 5, True, 2)),
-        (128, "out", (128, 128, 5, True, 4)),
-        (128, "gate_up", (128, 256, 4, False, 1)),
-        (128, "down", (128, 128, 5, True, 4)),
-        (256, "qkv", (128, 128, 5, True, 1)),
-        (256, "out", (128, 128, 5, True, 2)),
-        (256, "gate_up", (256, 128, 3, False, 1)),
-        (256, "down", (256, 128, 3, False, 4)),
+        (128, "qkv", (128, 128, 5, 2)),
+        (128, "out", (128, 128, 5, 4)),
+        (128, "gate_up", (128, 256, 4, 1)),
+        (128, "down", (128, 128, 5, 4)),
+        (256, "qkv", (128, 128, 5, 1)),
+        (256, "out", (128, 128, 5, 2)),
+        (256, "gate_up", (256, 128, 3, 1)),
+        (256, "down", (256, 128, 3, 4)),
     ],
 )
 def test_many_rows_on_hopper_take_the_tiles_that_were_fastest(num_rows: int, name: str, tile: tuple) -> None:

@@ -174,7 +174,7 @@ def _tile_launch(
     tiles, blocks = triton.cdiv(num_rows, shape.block_t), triton.cdiv(num_outputs, shape.block_n)
     if isinstance(shape, PackedPairShape):
         grid = (tiles * blocks * shape.num_splits, 1, 1)
-        return packed_pair_kernel, grid, {"SKEW": shape.skew, "num_warps": 4}
+        return packed_pair_kernel, grid, {"num_warps": 4}
     if isinstance(shape, PackedWgmmaShape):
         assert tiles == 1, f"{num_rows} rows in tiles of {shape.block_t}"
         return packed_wgmma_kernel, (1, blocks, shape.num_splits), {"num_warps": shape.num_warps}

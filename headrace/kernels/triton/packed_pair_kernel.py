@@ -69,7 +69,7 @@ def _copy_chunks(
 ):
     """Words and scales of the first chunks before the previous kernel has ended, then x; then all others."""
     x_ptr, codes_ptr, scales_ptr, minimums_ptr, num_rows, num_outputs, stride, x_stride = source
-    full, empty, _, _ = barriers
+    full, empty, _ = barriers
     token, row, _, first, end = _place(num_rows, num_outputs, C)
     for ahead in gl.static_range(NUM_STAGES):
         if first + ahead < end:
@@ -94,13 +94,12 @@ def _multiply(
     WHICH: gl.constexpr,
     NUMBER: gl.constexpr,
     NUM_STAGES: gl.constexpr,
-    SKEW: gl.constexpr,
     C: gl.constexpr,
 ):
     """One half of a program's outputs."""
     to, matrix, x_ring, barriers = task
     words_ring, scales, minimums = matrix
-    full, empty, begun, done = barriers
+    full, empty, done = barriers
     dtype: gl.constexpr = gl.bfloat16 if NUMBER == "bf16" else gl.float16
     OPERAND: gl.constexpr = operand_layout(C, gl.num_warps())
     PLANES: gl.constexpr = C.num_planes
@@ -108,9 +107,7 @@ def _multiply(
     token, row, split, first, end = _place(to[2], to[3], C)
     acc = gl.full([HALF, C.block_t], 0.0, gl.float32, product_layout(C, gl.num_warps()))
     slot, phase = 0, 0
-    if SKEW and WHICH == 1:
-        mbarrier.wait(begun, 0, pred=first < end)
-    for chunk in range(first, end):
+    for _ in range(first, end):
         mbarrier.wait(full.index(slot), phase)
         hopper.fence_async_shared()
         words = words_ring.index(slot * 2 + WHICH).load(OPERAND)
@@ -126,8 +123,6 @@ def _multiply(
             acc = hopper.warpgroup_mma(weights, columns, acc, is_async=True)
             if HALF > 64:  # a plane's weights take so many registers that only one may be under way
                 acc = hopper.warpgroup_mma_wait(1, deps=[acc])
-        if SKEW and WHICH == 0:
-            mbarrier.arrive(begun, count=1, pred=chunk == first)
         # products under way at the end of a round would be made synchronous by the assembler
         acc = hopper.warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index(slot), count=1)
@@ -202,12 +197,9 @@ def _store(acc, x_ring, done, to, first_token, first_row, split, WHICH: gl.const
 def packed_pair_kernel(
     x_ptr, codes_ptr, scales_ptr, minimums_ptr, bias_ptr, out_ptr,
     num_rows, num_outputs, stride, col, x_stride, out_stride,
-    NUMBER: gl.constexpr, NUM_STAGES: gl.constexpr, SKEW: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr,
+    NUMBER: gl.constexpr, NUM_STAGES: gl.constexpr, C: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """As ``packed_wgmma_kernel``; 4 warps a group.
-
-    SKEW: whether the second half begins when the first has multiplied a chunk, so that chunks end at different times.
-    """
+    """As ``packed_wgmma_kernel``; 4 warps a group."""
     let_next_start(PDL)
     dtype: gl.constexpr = gl.bfloat16 if NUMBER == "bf16" else gl.float16
     X: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -225,23 +217,21 @@ def packed_pair_kernel(
     rings = (words_ring, scales_ring, minimums_ring)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
-    begun = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for index in gl.static_range(NUM_STAGES):
         mbarrier.init(full.index(index), count=_COPIER_THREADS)
         mbarrier.init(empty.index(index), count=2)
-    mbarrier.init(begun, count=1)
     mbarrier.init(done, count=2)
     hopper.fence_async_shared()
     source = (x_ptr, codes_ptr, scales_ptr, minimums_ptr, num_rows, num_outputs, stride, x_stride)
     to = (bias_ptr, out_ptr, num_rows, num_outputs, col, out_stride)
-    barriers = (full, empty, begun, done)
+    barriers = (full, empty, done)
     matrix = (halves, scales, minimums)
     task = (to, matrix, x_ring, barriers)
     gl.warp_specialize(
         [
-            (_multiply, (task, gl.constexpr(0), NUMBER, NUM_STAGES, SKEW, C)),
-            (_multiply, (task, gl.constexpr(1), NUMBER, NUM_STAGES, SKEW, C)),
+            (_multiply, (task, gl.constexpr(0), NUMBER, NUM_STAGES, C)),
+            (_multiply, (task, gl.constexpr(1), NUMBER, NUM_STAGES, C)),
             (_copy_chunks, (source, rings, x_ring, barriers, NUM_STAGES, C, PDL)),
         ],
         [GROUP_WARPS, GROUP_WARPS],

@@ -53,15 +53,11 @@ class PackedWgmmaShape(PackedTileShape):
 
 @dataclass(frozen=True, slots=True)
 class PackedPairShape:
-    """Tile of the kernel of many rows for Hopper; numbers as of ``PackedTileShape``.
-
-    skew: whether one half of the outputs begins a chunk later than the other.
-    """
+    """Tile of the kernel of many rows for Hopper; numbers as of ``PackedTileShape``."""
 
     block_t: int
     block_n: int
     num_stages: int
-    skew: bool
     num_splits: int = 1
 
 
@@ -121,7 +117,7 @@ def pair_shape(
         block_t, block_n = 128, 128
         tiles = triton.cdiv(num_outputs, block_n) * triton.cdiv(num_rows, block_t)
     stages = wgmma_stages(block_t, block_n, chunk, scale_bytes, 1)
-    return PackedPairShape(block_t, block_n, stages, not is_large, wgmma_splits(tiles, num_words, 1))
+    return PackedPairShape(block_t, block_n, stages, wgmma_splits(tiles, num_words, 1))
 
 
 def wgmma_splits(tiles: int, num_words: int, resident: int) -> int:
