@@ -381,7 +381,7 @@ def test_two_ranks_add_up(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None
         model.cache.copy_(cache)
         expected, filled = plan.replay(batch).clone(), model.cache.clone()
         model.cache.copy_(cache)
-        embedding = model.table[batch.input_ids].clone()
+        embedding = model.table[batch.input_ids] * shape.hidden**0.5
         (residual, hidden), others = ranks(embedding, batch)
         assert torch.equal(residual, others[0]) and torch.equal(hidden, others[1])
         model.ops.add_rms_norm(hidden, residual, model.last_norm, EPS, hidden)
