@@ -54,12 +54,16 @@ bool has_avx2() {
   return saves(0x6) && bit(basic.c, 12) && bit(basic.c, 29) && bit(more.b, 5);
 }
 
+bool has_avx_vnni() { return has_avx2() && bit(cpuid(7, 1).a, 4); }
+
 bool has_avx512() {
   const Registers more = cpuid(7, 0);
   return has_avx2() && saves(0xe6) && bit(more.b, 16) && bit(more.b, 17) && bit(more.b, 30) && bit(more.b, 31);
 }
 
-bool has_avx512_bf16() { return has_avx512() && bit(cpuid(7, 0).c, 11) && bit(cpuid(7, 1).a, 5); }
+bool has_avx512_vnni() { return has_avx512() && bit(cpuid(7, 0).c, 11); }
+
+bool has_avx512_bf16() { return has_avx512_vnni() && bit(cpuid(7, 1).a, 5); }
 
 bool has_amx_bf16() {
   const uint32_t d = cpuid(7, 0).d;
@@ -69,7 +73,9 @@ bool has_amx_bf16() {
 #else
 
 bool has_avx2() { return false; }
+bool has_avx_vnni() { return false; }
 bool has_avx512() { return false; }
+bool has_avx512_vnni() { return false; }
 bool has_avx512_bf16() { return false; }
 bool has_amx_bf16() { return false; }
 

@@ -26,8 +26,14 @@ const InstructionSet kInstructionSets[] = {
 #if defined(HR_HAS_AVX512_BF16)
     {"avx512_bf16", has_avx512_bf16, avx512_bf16::table},
 #endif
+#if defined(HR_HAS_AVX512_VNNI)
+    {"avx512_vnni", has_avx512_vnni, avx512_vnni::table},
+#endif
 #if defined(HR_HAS_AVX512)
     {"avx512", has_avx512, avx512::table},
+#endif
+#if defined(HR_HAS_AVX_VNNI)
+    {"avx_vnni", has_avx_vnni, avx_vnni::table},
 #endif
 #if defined(HR_HAS_AVX2)
     {"avx2", has_avx2, avx2::table},

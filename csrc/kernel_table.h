@@ -16,7 +16,9 @@ struct KernelTable {
   const KernelTable& table(); \
   }
 HR_DECLARE_TABLE(avx2)
+HR_DECLARE_TABLE(avx_vnni)
 HR_DECLARE_TABLE(avx512)
+HR_DECLARE_TABLE(avx512_vnni)
 HR_DECLARE_TABLE(avx512_bf16)
 HR_DECLARE_TABLE(amx)
 HR_DECLARE_TABLE(neon)

@@ -10,6 +10,10 @@
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define HR_HAS_VNNI 1
+#define HR_DPBUSD _mm256_dpbusd_epi32
+#elif defined(__AVXVNNI__)
+#define HR_HAS_VNNI 1
+#define HR_DPBUSD _mm256_dpbusd_avx_epi32
 #else
 #define HR_HAS_VNNI 0
 #endif
@@ -83,7 +87,7 @@ inline __m256i dot(const __m256i* w, const int8_t* a) {
   HR_UNROLL
   for (int j = 0; j < NUM; ++j) {
     const __m256i codes = BITS == 8 ? _mm256_xor_si256(w[j], _mm256_set1_epi8(-128)) : w[j];
-    sum = _mm256_dpbusd_epi32(sum, codes, broadcast4(a + 4 * j));
+    sum = HR_DPBUSD(sum, codes, broadcast4(a + 4 * j));
   }
   return sum;
 #else

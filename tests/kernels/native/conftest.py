@@ -16,7 +16,7 @@ def instruction_sets() -> list[str]:
     if not isinstance(loaded, NativeLibrary):
         return ["none"]
     best = loaded.instruction_set
-    known = ("avx2", "avx512", "avx512_bf16", "amx", "neon")
+    known = ("avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon")
     found = [name for name in known if loaded.choose_instruction_set(name)]
     assert loaded.choose_instruction_set(best)
     return found
