@@ -55,7 +55,7 @@ class NativeLibrary:
 
     @property
     def instruction_set(self) -> str:
-        """Which of the compiled sets runs: "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon"."""
+        """Which set runs: "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx" or "neon"."""
         name: bytes = self._library.hr_instruction_set()
         return name.decode()
 
