@@ -24,7 +24,6 @@ from headrace.kernels.triton.attention_tiles import LaunchShape
 from headrace.kernels.triton.embedding import embedding
 from headrace.kernels.triton.linear import GemvShape, cublas, gemv, linear
 from headrace.kernels.triton.norm import add_rms_norm
-from headrace.kernels.triton.penalties import apply_penalties
 from headrace.kernels.triton.rope_and_store import rope_and_store
 
 BF16 = torch.bfloat16
@@ -437,9 +436,6 @@ def sampling_cases() -> Iterator[Case]:
             )
         yield Case("sampling", f"R={rows}", "a half and winners", partial(_slice_work, rows, vocab), size)
         yield Case("sampling", f"R={rows}", "logprobs of 20", partial(_logprobs_work, rows, vocab), 2 * size)
-        yield Case(
-            "sampling", f"R={rows}", "penalties of 2k", partial(_penalties_work, rows, vocab), 8 * rows * 2048
-        )
 
 
 def _sampling_work(rows: int, vocab: int, spread: float, filters: str | None, device: torch.device) -> Work:
@@ -518,28 +514,6 @@ def _logprobs_work(rows: int, vocab: int, device: torch.device) -> Work:
         found[:] = [values - sampling.log_normalizer(logits)[:, None]]
 
     return Work([run], lambda: error_of(found[0], logits.double().log_softmax(-1).topk(20, -1).values))
-
-
-def _penalties_work(rows: int, vocab: int, device: torch.device) -> Work:
-    logits = torch.randn((rows, vocab), device=device)
-    table = torch.randint(0, vocab, (rows, 4096), dtype=torch.int32, device=device)
-    index = torch.arange(rows, device=device)
-    lengths, prompts = torch.full_like(index, 2048), torch.full_like(index, 1024)
-    ones = torch.ones(rows, device=device)
-    run = partial(
-        apply_penalties,
-        logits,
-        table,
-        index,
-        index,
-        lengths,
-        prompts,
-        2048,
-        ones * 1.1,
-        ones * 0.1,
-        ones * 0.1,
-    )
-    return Work([run])
 
 
 def all_cases() -> list[Case]:

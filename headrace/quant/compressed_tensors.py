@@ -92,7 +92,20 @@ class CompressedTensorsMethod(PackedMethod):
             zeros = self._zero_points(shard, home, groups, num_groups)
         return affine_from_zero_points(codes, self.bits, min(group, codes.shape[1]), scales, zeros)
 
+    def _check_shape(self, shard: Shard, home: WeightHome) -> None:
+        """Against what a packed matrix says of itself: its words may be padded."""
+        name = f"{shard.name}.weight_shape"
+        if not home.weights.has(name):
+            return
+        stored = home.weights.get(name, shape=(2,))
+        if stored.tensor is None or stored.tensor.tolist() != list(shard.shape):
+            told = None if stored.tensor is None else stored.tensor.tolist()
+            raise UnsupportedModelError(
+                f"{stored.where}: '{stored.name}' says {told}, but the model needs {list(shard.shape)}"
+            )
+
     def _packed_codes(self, shard: Shard, home: WeightHome) -> Tensor:
+        self._check_shape(shard, home)
         per_word = 32 // self.bits
         words = slice(shard.columns.start // per_word, -(-shard.columns.stop // per_word))
         shape = (shard.shape[0], -(-shard.shape[1] // per_word))

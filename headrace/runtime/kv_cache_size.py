@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.config import CacheConfig
@@ -65,13 +65,20 @@ def cpu_budget_bytes(available_bytes: int, one_request_bytes: int) -> int:
     return max(default, min(one_request_bytes, int(CPU_MAX_SHARE * available_bytes)))
 
 
-def num_kv_blocks(cache: CacheConfig, size: RequestSize, budget_bytes: int, budget_source: str) -> int:
+def num_kv_blocks(
+    cache: CacheConfig,
+    size: RequestSize,
+    budget_bytes: int,
+    budget_source: str,
+    advice: Callable[[int, int], str] | None = None,
+) -> int:
     """Blocks to allocate.
 
     Args:
         cache: ``num_kv_blocks`` is taken as it is; ``kv_cache_bytes`` takes the place of the budget.
         budget_bytes: what the device has for KV blocks.
         budget_source: where the budget comes from, for the error: "free memory" or "gpu_memory_utilization".
+        advice: what to do when the budget is too small, by the bytes of one request and the tokens that fit.
 
     Raises:
         ConfigError: not even one request of ``max_model_len`` tokens fits; the message says how many tokens do.
@@ -93,10 +100,13 @@ def num_kv_blocks(cache: CacheConfig, size: RequestSize, budget_bytes: int, budg
         fits = size.tokens_in(count)
         source = budget_source if given is None else "kv_cache_bytes"
         setting = "kv_cache_bytes" if source == "free memory" else source
+        shorter = f"max_model_len to {fits} or less" if fits else "max_model_len lower"
+        fix = f"set {shorter}, or raise {setting}"
+        if advice is not None and given is None:
+            fix = advice(needed * size.bytes_per_block, fits)
         raise ConfigError(
             f"{_mebibytes(max(0, total_bytes))} for KV blocks ({source}) hold {fits} tokens of one request, but "
-            f"max_model_len is {size.max_model_len}, which needs {_mebibytes(needed * size.bytes_per_block)}; set "
-            f"{f'max_model_len to {fits} or less' if fits else 'max_model_len lower'}, or raise {setting}"
+            f"max_model_len is {size.max_model_len}, which needs {_mebibytes(needed * size.bytes_per_block)}; {fix}"
         )
     return count
 

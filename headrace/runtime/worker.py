@@ -28,6 +28,7 @@ from headrace.runtime.attention_library import AttentionPlanners, make_attention
 from headrace.runtime.cache_fingerprint import loaded_fingerprint, weight_settings
 from headrace.runtime.cuda_graph import BUCKETS
 from headrace.runtime.early_stage_runner import EarlyStageRunner
+from headrace.runtime.gpu_budget import GpuBudget
 from headrace.runtime.kv_cache import KVCache, KVCacheLayout, kv_cache_specs_for, stored_kv_type
 from headrace.runtime.kv_cache_size import RequestSize, cpu_budget_bytes, largest_step, num_kv_blocks
 from headrace.runtime.memory_ledger import MemoryLedger
@@ -86,6 +87,7 @@ class Worker:
         self._cache, self._scheduler = cache, scheduler
         self._platform = current_platform(device.device, world.local_rank)
         self._device = self._platform.device
+        self._start_bytes = self._platform.available_memory_bytes()
         num_threads = max(1, self._platform.default_num_threads() // world.num_local_ranks)
         torch.set_num_threads(device.threads or num_threads)
         source = resolve_model(model.model, revision=model.revision)
@@ -370,15 +372,24 @@ class Worker:
         if self._device.type == "cpu":
             one_request_bytes = size.blocks(self.max_model_len) * size.bytes_per_block
             available = self._platform.available_memory_bytes() // self._world.num_local_ranks
-            budget = cpu_budget_bytes(available, one_request_bytes)
+            budget_bytes = cpu_budget_bytes(available, one_request_bytes)
             return num_kv_blocks(
-                self._cache, size, budget, "a share of free memory; kv_cache_bytes overrides it"
+                self._cache, size, budget_bytes, "a share of free memory; kv_cache_bytes overrides it"
             )
-        return num_kv_blocks(self._cache, size, self._gpu_budget_bytes(), "gpu_memory_utilization")
+        budget = self._gpu_budget()
+        if budget.room_bytes < budget.share_bytes:
+            logger.warning("gpu_memory_utilization gives more than others leave: %s", self._memory.describe())
+        return num_kv_blocks(
+            self._cache,
+            size,
+            budget.num_bytes,
+            "gpu_memory_utilization",
+            lambda needed, fits: f"{self._memory.describe()}; {budget.fix(needed, fits)}",
+        )
 
-    def _gpu_budget_bytes(self) -> int:
-        """What may be used of the GPU, less what is in use now and what the largest step needs beside."""
-        platform, total = self._platform, self._platform.total_memory_bytes()
+    def _gpu_budget(self) -> GpuBudget:
+        """What may be used of the GPU, by what the engine holds now and what the largest step needs beside."""
+        platform = self._platform
         num_tokens = min(self._scheduler.max_step_tokens, self.max_model_len)
         blocks = -(-num_tokens // self._cache.block_size)
         platform.reset_peak_memory()
@@ -391,13 +402,19 @@ class Worker:
         self._planners.after_sizing()
         step_bytes = platform.peak_memory_bytes() - before + self._planners.transient_bytes
         del runner
-        in_use = total - platform.available_memory_bytes()
         graph_bytes = GRAPH_BYTES * sum(size <= self._max_graph_tokens for size in BUCKETS)
         self._memory.planned |= {
             "activations": step_bytes + self._planners.held_bytes,
             "graphs": graph_bytes,
         }
-        return int(total * self._cache.gpu_memory_utilization) - in_use - step_bytes - graph_bytes
+        return GpuBudget(
+            total_bytes=platform.total_memory_bytes(),
+            start_bytes=self._start_bytes,
+            free_bytes=platform.available_memory_bytes(),
+            step_bytes=step_bytes,
+            graph_bytes=graph_bytes,
+            utilization=self._cache.gpu_memory_utilization,
+        )
 
 
 def _length(part: slice) -> int:

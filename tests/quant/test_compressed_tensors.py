@@ -66,6 +66,21 @@ def test_the_formula(layout: str, bits: int, group: int | None, symmetric: bool)
     torch.testing.assert_close(part, weights[rows, columns], rtol=1e-6, atol=1e-8)
 
 
+def test_a_packed_matrix_tells_its_shape() -> None:
+    """Which is then no tensor that the model does not use."""
+    tensors, _ = checkpoint("pack-quantized", 4, 32, True)
+    method = CompressedTensorsMethod.from_config(config("pack-quantized", 4, 32, True), "m")
+    assert method is not None
+    where = home(tensors)
+    read(method, shard("m", (N, K)), where)
+    assert not where.weights.unused_names()
+    tensors["m.weight_shape"] = torch.tensor([N, K + 1])
+    with pytest.raises(
+        UnsupportedModelError, match=rf"m.weight_shape' says \[{N}, {K + 1}\], but the model needs"
+    ):
+        read(method, shard("m", (N, K)), home(tensors))
+
+
 def test_one_scale_for_the_whole_matrix() -> None:
     codes = torch.randint(-128, 128, (N, K), generator=torch.Generator().manual_seed(0)).to(torch.int8)
     method = CompressedTensorsMethod.from_config(config("int-quantized", 8, None, strategy="tensor"), "m")

@@ -45,6 +45,14 @@ def test_too_little_memory_names_the_tokens_and_the_setting() -> None:
         num_kv_blocks(CacheConfig(), size(), 10 << 20, "free memory")
     with pytest.raises(ConfigError, match=r"gpu_memory_utilization.* hold 0 tokens"):
         num_kv_blocks(CacheConfig(), size(), -5, "gpu_memory_utilization")
+    with pytest.raises(ConfigError, match=r"hold 0 tokens .* needs 63.0 MiB; 63 MiB lack, 0 tokens fit$"):
+        num_kv_blocks(
+            CacheConfig(),
+            size(),
+            -5,
+            "gpu_memory_utilization",
+            lambda needed, fits: f"{needed >> 20} MiB lack, {fits} tokens fit",
+        )
 
 
 def test_blocks_asked_for_are_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from headrace.errors import ConfigError, DeviceMemoryError, EngineDeadError
 from headrace.platforms.cpu import CPUPlatform
 from headrace.runtime import model_loader
 from headrace.runtime import worker as worker_module
+from headrace.runtime.gpu_budget import GpuBudget
 from headrace.runtime.memory_ledger import MemoryLedger, is_out_of_memory
 from headrace.sampling_params import SamplingParams
 from tests.e2e.tiny_models import make_model
@@ -178,3 +179,33 @@ def test_what_a_start_took_is_told(tmp_path: Path) -> None:
     assert list(core.stats().startup_s) == ["weights", "largest step", "KV blocks"]
     assert core.executor._worker._memory.actual["weights"] >= 0
     core.shutdown()
+
+
+def test_what_a_gpu_has_for_kv_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's share less what it took since it began and what its largest step needs."""
+    make_model("llama", tmp_path)
+    worker = build_engine_core(config(tmp_path)).executor._worker
+    monkeypatch.setattr(worker, "_platform", FakeGPU())
+    monkeypatch.setattr(worker, "_start_bytes", 90 * GIB)
+    budget = worker._gpu_budget()
+    assert budget.share_bytes == 90 * GIB - 70 * GIB - budget.step_bytes - budget.graph_bytes
+    assert budget.others_bytes == 10 * GIB and budget.num_bytes == budget.room_bytes == 18 * GIB
+
+
+def test_no_room_for_one_request_is_answered_with_the_ledger_and_one_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model("llama", tmp_path)
+    worker = build_engine_core(config(tmp_path)).executor._worker
+    budget = GpuBudget(100 * GIB, 22 * GIB, 2 * GIB, GIB, GIB, 0.9)
+    for name, value in {
+        "_platform": FakeGPU(),
+        "_device": torch.device("cuda"),
+        "_cache": CacheConfig(),
+        "_gpu_budget": lambda: budget,
+    }.items():
+        monkeypatch.setattr(worker, name, value)
+    words = r"hold 0 tokens of one request.*weights .* actual.*held by others.*; end what else holds 78.00 GiB there$"
+    with pytest.raises(ConfigError, match=words):
+        worker._size_kv_cache()
+    assert "gives more than others leave" in caplog.text

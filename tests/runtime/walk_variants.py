@@ -6,12 +6,14 @@ CPU, none of which is known to Triton, so none runs.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton.runtime.jit as jit
@@ -144,6 +146,17 @@ def walk(runner: ModelRunner, num_groups: int) -> None:
                     steps(runner, num_groups, [1] * count, params)
 
 
+def walk_requests(runner: ModelRunner, num_groups: int) -> None:
+    """What only some requests ask for: filters in every combination, log-probabilities."""
+    filters = {"top_k": (0, 5), "top_p": (1.0, 0.9), "min_p": (0.0, 0.1)}
+    for values in itertools.product(*filters.values()):
+        wanted = dict(zip(filters, values, strict=True))
+        for num_logprobs in (None, 3):
+            params = SamplingParams(temperature=0.8, max_tokens=64, seed=1, logprobs=num_logprobs, **wanted)
+            with patch.object(torch, "empty", torch.zeros):  # no launch runs: tokens by chance are none
+                steps(runner, num_groups, [3, 1, 2], params)
+
+
 def steps(runner: ModelRunner, num_groups: int, prompts: list[int], params: SamplingParams) -> None:
     """Requests with these prompts: a step with all of them, and four in which they decode."""
     maker = StepMaker(MAX_SEQS * MAX_LEN // BLOCK * num_groups, BLOCK, num_groups)
@@ -185,6 +198,7 @@ def main() -> None:
                     call()
         with noting(stepped):
             walk(runner, len(runner.kv_cache.specs))
+            walk_requests(runner, len(runner.kv_cache.specs))
     late = stepped.keys - warm.keys
     report = {
         "warm": warm.count(),

@@ -52,12 +52,16 @@ from headrace.kernels.triton.rank_exchange import RankExchange
 from headrace.kernels.triton.rope_and_store import rope_and_store
 from headrace.kernels.triton.sampling import (
     best_candidates,
+    log_normalizer,
     row_argmax,
     sample_rows,
     slice_argmax,
     slice_race,
+    token_ranks,
+    top_tokens,
 )
 from headrace.kernels.triton.warmup_caches import Cache, small_caches
+from headrace.sampling_params import MAX_LOGPROBS
 
 Call = Callable[[], object]
 
@@ -117,7 +121,8 @@ def decode_calls(
     widths: ModelWidths, device: torch.device, exchange: RankExchange | None = None
 ) -> dict[str, Call]:
     """What later tokens need besides: attention of prompts by another kernel and of one row, linears of one row and of
-    a few, drawing, and the ops that optimized plans put in place of others. The slowest are first.
+    a few, drawing, with every combination of filters too, log-probabilities, and the ops that optimized plans put in
+    place of others. The slowest are first; the last are asked for by some requests only.
 
     exchange: of one of several ranks.
     """
@@ -130,7 +135,7 @@ def decode_calls(
     calls |= make.fused_calls()
     calls |= packed_calls(widths, device, DECODE_ROWS)
     calls["drawing"] = make.draw
-    return calls
+    return calls | make.filtered_calls() | {"log-probabilities": make.logprobs}
 
 
 def compile_stack(widths: ModelWidths, exchange: RankExchange | None = None) -> None:
@@ -282,6 +287,38 @@ class _Maker:
             sample_rows(self.logits(), number, number, self.ids())
         else:
             slice_race(self.logits(), number, number, self.ids(), 0)
+
+    def whole_logits(self) -> torch.Tensor:
+        """Of the whole vocabulary, which filters and log-probabilities see on each rank."""
+        size = self._widths.vocab_size * self._widths.num_slices
+        return torch.zeros((1, size), dtype=torch.float32, device=self._device)
+
+    def filtered_calls(self) -> dict[str, Call]:
+        """Drawing by rows that ask for filters: all of a step have those that one of them has."""
+        calls: dict[str, Call] = {}
+        for kept in itertools.product((True, False), repeat=3):
+            names = [name for name, is_kept in zip(("top_k", "top_p", "min_p"), kept, strict=True) if is_kept]
+            if names:
+                calls[f"drawing by {', '.join(names)}"] = partial(self.draw_filtered, *kept)
+        return calls
+
+    def draw_filtered(self, has_top_k: bool, has_top_p: bool, has_min_p: bool) -> None:
+        number = torch.ones(1, dtype=torch.float32, device=self._device)
+        sample_rows(
+            self.whole_logits(),
+            number,
+            number,
+            self.ids(),
+            self.ids() if has_top_k else None,
+            number if has_top_p else None,
+            number if has_min_p else None,
+        )
+
+    def logprobs(self) -> None:
+        logits = self.whole_logits()
+        token_ranks(logits, logits[:, 0])
+        top_tokens(logits, MAX_LOGPROBS)
+        log_normalizer(logits)
 
     def cache(self) -> tuple[Cache, Cache]:
         widths = self._widths
